@@ -1,0 +1,77 @@
+"""What is trained, as facts: shapes and the implementation choices that change what is saved and allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Family = Literal["llama", "gpt"]
+Implementation = Literal["torchtitan", "transformers", "nanogpt", "megatron"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shapes and choices of one transformer. Sizes are counts; probabilities are fractions.
+
+    `implementation` decides which code is imitated; the remaining choices default to what that code does and may be
+    set one by one. Letters used elsewhere: L layers, H hidden, F ffn_hidden, A heads, K kv_heads, D head_dim, V vocab.
+    """
+
+    name: str
+    family: Family
+    implementation: Implementation
+    layers: int
+    hidden: int
+    ffn_hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_positions: int
+    tied_embeddings: bool = False
+    bias: bool = False
+    """Biases in the linear layers (GPT: all of them)."""
+    qkv_bias: bool = False
+    """Biases in the query, key and value projections only (Qwen2)."""
+    qk_norm: bool = False
+    """RMSNorm over each head of q and k (Qwen3)."""
+    dropout: float = 0.0
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new"] = "silu"
+    norm: Literal["fused", "manual", "layer_norm"] = "fused"
+    """fused: one RMSNorm kernel (F.rms_norm); manual: x.float() * rsqrt(...) op by op; layer_norm: GPT."""
+    rope: Literal["complex", "cos_sin", "half", "none"] = "complex"
+    """complex: view_as_complex in fp32; cos_sin: rotate-half in fp32; half: rotate-half in the model dtype (transformers)."""
+    gqa: Literal["repeat", "sdpa"] = "repeat"
+    """repeat: expand + reshape copies k and v to all heads; sdpa: enable_gqa, the kernel reads fewer heads."""
+    attention: Literal["sdpa", "math", "unfused"] = "sdpa"
+    """sdpa: the fused kernel that PyTorch picks (flash in 16 bit, efficient in fp32); math: SDPA's math kernel;
+    unfused: attention written out (baddbmm, softmax, dropout, bmm), as Megatron without fused attention."""
+    logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] = "loss_upcast"
+    """Where logits become fp32: in the loss function, in the model, or nowhere."""
+    keep_logits: bool = False
+    """The training loop still holds the logits during backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainConfig:
+    """The toy of the textbook: layers with given bytes and times; lists have one entry per layer.
+
+    entry_bytes: what a checkpoint must keep (the layer's input); activation_bytes: what a layer saves for backward.
+    `shares_entry`: the entry's storage is part of what the layer saves (as in PyTorch), else it comes on top.
+    """
+
+    name: str
+    entry_bytes: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+    forward_ns: tuple[int, ...]
+    backward_ns: tuple[int, ...]
+    recompute_ns: tuple[int, ...]
+    exposed_communication_ns: int = 0
+    """Communication per step that nothing hides, when nothing is recomputed."""
+    recompute_communication_ns: int = 0
+    """Further communication per step that cannot hide once layers are recomputed."""
+    shares_entry: bool = False
+
+    @property
+    def layers(self) -> int:
+        return len(self.entry_bytes)

@@ -1,0 +1,124 @@
+"""What a kernel does, in the terms that decide its time.
+
+A `Kernel` is what a profiler would show: a name and a piece of `Work`. Two launches of the same kernel on the same
+shapes are one `Kernel` object in a program's table, so a cost model prices each distinct kernel once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int64", "int32", "bool", "uint8", "complex64"]
+ITEM_BYTES: dict[str, int] = {
+    "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "complex64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """C[m, n] (+)= A[m, k] B[k, n], `batch` times (bmm); `accumulate` adds into C (reads it too)."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    batch: int = 1
+    accumulate: bool = False
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        item = ITEM_BYTES[self.dtype]
+        return item * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n * (2 if self.accumulate else 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A fused attention kernel over q [batch, heads, q_len, head_dim] and k, v [batch, kv_heads, kv_len, head_dim].
+
+    `generation` names the kernel family: "flash2", "flash3", "efficient". FLOPs count the causal half where `causal`,
+    as Dao et al. count them: 4 B H Sq Sk D forward (half if causal), 2.5 times that backward.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    causal: bool
+    backward: bool
+    generation: str = "flash2"
+    dtype: str = "bf16"
+
+    @property
+    def flops(self) -> int:
+        forward = 4 * self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
+        forward //= 2 if self.causal else 1
+        return forward * 5 // 2 if self.backward else forward
+
+    @property
+    def bytes(self) -> int:
+        item, tokens = ITEM_BYTES[self.dtype], self.batch * self.head_dim
+        once = item * tokens * (2 * self.heads * self.q_len + 2 * self.kv_heads * self.kv_len)
+        return once * 2 if self.backward else once
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A memory-bound kernel: time is bytes moved (reads + writes) over a bandwidth that depends on `family`.
+
+    Families: "elementwise", "norm_forward", "norm_backward", "softmax", "reduce", "embedding", "copy", "optimizer",
+    "fill", "sort", "dropout", "cross_entropy". `flops` is informative only (never decides the time).
+    """
+
+    family: str
+    bytes: int
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A kernel whose duration is given (the `chain` toy, or a measured one)."""
+
+    duration_ns: int
+    flops: int = 0
+    bytes: int = 0
+
+
+Work = Gemm | Attention | Memory | Fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One distinct kernel: `name` as a profiler shows it (e.g. "aten::mm"), and its work."""
+
+    name: str
+    work: Work
+
+
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective of one communicator. `bytes` is the FULL buffer S: gathered output (all-gather), input
+    (reduce-scatter), buffer (all-reduce). `group` names a mesh dimension, e.g. "fsdp"; its `size` counts ranks."""
+
+    kind: CollectiveKind
+    bytes: int
+    group: str
+    size: int
+    dtype: str = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """Host time that is no launch: entering a checkpoint region, Python of a selective policy, an optimizer's loop."""
+
+    name: str
+    count: int = 1

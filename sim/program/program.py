@@ -1,0 +1,140 @@
+"""The Program: what one rank's host thread issues, in order, as columns.
+
+Two column sets share one order. **Rows** go to streams and take time (launch, record, wait, sync, collective, host
+work). **Memory events** (alloc, free, record_stream) take none and carry the number of rows issued before them.
+`where` packs phase, module path and operator of a row or event into one integer (`Where`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.program.kernels import Collective, HostWork, Kernel
+
+Ints = npt.NDArray[np.int64]
+
+
+class Row(IntEnum):
+    """Kinds of rows. `argument` is: kernel number, event number (RECORD, WAIT, SYNC), collective number, host-work number."""
+
+    LAUNCH = 0
+    RECORD = 1
+    WAIT = 2
+    SYNC = 3
+    COLLECTIVE = 4
+    HOST = 5
+
+
+class Mem(IntEnum):
+    """Kinds of memory events. `handle` is the number of the allocation, counted from 0 in issue order."""
+
+    ALLOC = 0
+    FREE = 1
+    RECORD_STREAM = 2
+
+
+class Owner(IntEnum):
+    """Who a byte belongs to."""
+
+    PARAMETER = 0
+    GRADIENT = 1
+    OPTIMIZER = 2
+    ACTIVATION = 3
+    CHECKPOINT = 4
+    RECOMPUTED = 5
+    ACTIVATION_GRADIENT = 6
+    GATHERED = 7
+    REDUCE_SCATTER = 8
+    LOSS = 9
+    WORKSPACE = 10
+    OTHER = 11
+
+    @property
+    def label(self) -> str:
+        return OWNER_LABELS[self]
+
+
+OWNER_LABELS = {
+    Owner.PARAMETER: "parameters",
+    Owner.GRADIENT: "gradients",
+    Owner.OPTIMIZER: "optimizer state",
+    Owner.ACTIVATION: "activations",
+    Owner.CHECKPOINT: "checkpoints",
+    Owner.RECOMPUTED: "recomputed activations",
+    Owner.ACTIVATION_GRADIENT: "activation gradients",
+    Owner.GATHERED: "gathered parameters",
+    Owner.REDUCE_SCATTER: "reduce-scatter buffers",
+    Owner.LOSS: "logits and loss",
+    Owner.WORKSPACE: "workspace",
+    Owner.OTHER: "other",
+}
+
+# Streams of a rank, in the order of PyTorch FSDP2's own (FSDP.md fact 1); memory belongs to the stream it was made on.
+COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = range(5)
+STREAM_NAMES = ("compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
+
+
+class Phase(IntEnum):
+    INIT = 0
+    FORWARD = 1
+    LOSS = 2
+    BACKWARD = 3
+    RECOMPUTE = 4
+    CLIP = 5
+    OPTIMIZER = 6
+    ZERO_GRAD = 7
+    DATA = 8
+
+
+# `where` = phase << 44 | path << 20 | operator
+PATH_SHIFT, PHASE_SHIFT = 20, 44
+OPERATOR_MASK, PATH_MASK = (1 << PATH_SHIFT) - 1, (1 << (PHASE_SHIFT - PATH_SHIFT)) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A named point in issue order: so many rows and memory events were issued before it."""
+
+    name: str
+    rows: int
+    memory_events: int
+
+
+@dataclass(slots=True)
+class Program:
+    """What one rank issues. All columns are int64 arrays of equal length within their set."""
+
+    kernels: list[Kernel]
+    collectives: list[Collective]
+    host_works: list[HostWork]
+    paths: list[str]
+    operators: list[str]
+    # rows
+    row_kind: Ints
+    row_stream: Ints
+    row_argument: Ints
+    row_where: Ints
+    # memory events
+    mem_kind: Ints
+    mem_handle: Ints
+    mem_bytes: Ints  # requested bytes for ALLOC, 0 otherwise
+    mem_stream: Ints
+    mem_row: Ints  # rows issued before this event
+    mem_where: Ints
+    owners: Ints  # per handle: Owner
+    marks: list[Mark]
+    events: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def where(self, packed: int) -> tuple[Phase, str, str]:
+        """Phase, module path and operator that a packed `where` stands for."""
+        return (
+            Phase(packed >> PHASE_SHIFT),
+            self.paths[(packed >> PATH_SHIFT) & PATH_MASK],
+            self.operators[packed & OPERATOR_MASK],
+        )

@@ -1,0 +1,124 @@
+"""A resolved scenario: one `Setup` per strategy, complete, checked, without defaults left to guess."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sim.hardware.catalogue import Cluster
+from sim.hardware.mesh import Mesh
+from sim.model.config import ChainConfig, ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """micro_batch sequences of seq_len tokens per rank and micro-batch; `accumulation` micro-batches per step."""
+
+    micro_batch: int
+    seq_len: int
+    accumulation: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Dtypes of stored parameters, of compute, of gradient reduction. `autocast`: torch.autocast instead of casting
+    parameters (single GPU with fp32 parameters, or asked for under FSDP)."""
+
+    parameters: str = "fp32"
+    compute: str = "bf16"
+    reduce: str = "fp32"
+    autocast: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """AdamW as torch.optim runs it; clip_norm None = no clipping; zero_grad at the "end" or "start" of a step."""
+
+    name: Literal["adamw"] = "adamw"
+    variant: Literal["fused", "foreach", "for-loop"] = "fused"
+    clip_norm: float | None = 1.0
+    zero_grad: Literal["start", "end"] = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Non-reentrant torch.utils.checkpoint over layers.
+
+    A region wraps `segment` consecutive layers. Of the regions every `every`-th is checkpointed (every=2: layers 1, 3,
+    5, ... as torchtitan's selective "2"), and only regions that lie within the `first` layers (None: all).
+    `save`: operators whose outputs are kept instead of recomputed: "attention", "every_second_matmul", or aten names
+    such as "aten.mm"; empty = recompute everything. `early_stop`: recomputation ends at the last needed tensor.
+    """
+
+    every: int = 1
+    segment: int = 1
+    first: int | None = None
+    save: tuple[str, ...] = ()
+    early_stop: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp:
+    """FSDP2 fully_shard per block and root.
+
+    `reshard_after_forward` speaks of the blocks: "torchtitan" (all but the last block), True, False, or a number of
+    ranks to reshard to. `root_reshard_after_forward`: None is PyTorch's default (the root stays gathered).
+    `units`: "blocks" (blocks + root) or "torchtitan_2026" (embedding | blocks | norm + head | root).
+    `wrap`: "fsdp(checkpoint)" or "checkpoint(fsdp)"; FSDP2 gathers equally often either way.
+    `gradient_sync`: "every" micro-batch reduces, or only the "last" (unsharded gradients are kept meanwhile).
+    """
+
+    degree: int
+    replicas: int = 1
+    reshard_after_forward: Literal["torchtitan"] | bool | int = "torchtitan"
+    root_reshard_after_forward: bool | int | None = None
+    units: Literal["blocks", "torchtitan_2026"] = "blocks"
+    wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
+    forward_prefetch: int = 0
+    backward_prefetch: int | None = None
+    """None: FSDP2's implicit prefetch of one unit; a number: an explicit prefetch list of that length."""
+    reduce_scatter_buffers: int = 1
+    gradient_sync: Literal["every", "last"] = "every"
+    cast_forward_inputs: bool = True
+    cpu_offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The training script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
+
+    framework: str = "eager"
+    sync: tuple[Literal["loss", "clip"], ...] = ("loss",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Everything that one strategy's simulation needs."""
+
+    name: str
+    torch: str
+    model: ModelConfig | ChainConfig
+    cluster: Cluster
+    mesh: Mesh
+    batch: Batch
+    precision: Precision
+    optimizer: Optimizer | None
+    checkpoint: Checkpoint | None
+    fsdp: Fsdp | None
+    allocator: str
+    """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"."""
+    host: Host
+    profile: str
+    """Name of the cost profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A scenario file after `resolve`."""
+
+    name: str
+    path: Path | None
+    description: str
+    strategies: tuple[Setup, ...]
+    warnings: tuple[str, ...] = field(default_factory=tuple)
