@@ -1,0 +1,215 @@
+"""Llama as torchtitan and transformers write it. B batch, S sequence, H hidden, A heads, K kv heads, D head dim, F ffn.
+
+torchtitan keeps the RoPE cache as a buffer and hands it to every block; transformers computes cos and sin once per
+forward in the model's dtype. Both are pre-norm blocks with a SwiGLU; Qwen (biases on q, k, v; norms on q and k) and
+Mistral are the same code with other shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.model import functional as F
+from sim.model.calls import Tensor
+from sim.model.config import ModelConfig
+from sim.model.module import Module, ModuleList, Parameter
+
+
+class Linear(Module):
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        self.weight = Parameter(outputs, inputs)
+        self.bias = Parameter(outputs) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    def __init__(self, count: int, width: int) -> None:
+        self.weight = Parameter(count, width)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return F.embedding(indices, self.weight)
+
+
+class FusedRMSNorm(Module):
+    """F.rms_norm: one kernel."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight)
+
+
+class ManualRMSNorm(Module):
+    """torchtitan of 2024: x.float() normalized op by op, cast back, times weight."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = x.float()
+        return F.scale_by((f * (f.square().mean_last() + 1e-5).rsqrt()).to(x.dtype), self.weight)
+
+
+class LlamaRMSNorm(Module):
+    """transformers: the same op by op, the local is rebound to the normalized tensor, weight comes first."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter(width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        dtype = hidden.dtype
+        hidden = hidden.float()
+        variance = hidden.square().mean_last()
+        hidden = hidden * (variance + 1e-6).rsqrt()
+        return F.scale_by(hidden.to(dtype), self.weight, weight_first=True)
+
+
+def make_norm(config: ModelConfig, width: int) -> Module:
+    if config.norm == "fused":
+        return FusedRMSNorm(width)
+    return LlamaRMSNorm(width) if config.implementation == "transformers" else ManualRMSNorm(width)
+
+
+def rope_complex(x: Tensor, cache: Tensor) -> Tensor:
+    """x [B, S, A, D] rotated in complex fp32; cache [S, D/2] complex."""
+    z = F.view_as_complex(x.float())
+    c = cache.view(1, cache.shape[0], 1, cache.shape[1])
+    return F.view_as_real(z * c).to(x.dtype)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return F.cat_last((-x.narrow(-1, half, half), x.narrow(-1, 0, half)))
+
+
+def rope_cos_sin(x: Tensor, cache: Tensor) -> Tensor:
+    """x [B, S, A, D] rotated in fp32; cache [S, 2 D] holds cos and sin."""
+    d = x.shape[-1]
+    c = cache.view(1, x.shape[1], 1, 2 * d)
+    f = x.float()
+    rotated = rotate_half(f)
+    return (f * c.narrow(-1, 0, d) + rotated * c.narrow(-1, d, d)).to(x.dtype)
+
+
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """transformers: q, k [B, heads, S, D] in their own dtype; cos, sin [B, S, D]."""
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    q_embedded = (q * cos) + (rotate_half(q) * sin)
+    k_embedded = (k * cos) + (rotate_half(k) * sin)
+    return q_embedded, k_embedded
+
+
+def repeat_kv(x: Tensor, times: int) -> Tensor:
+    """[B, S, K, D] to [B, S, K * times, D] by expand and reshape, which copies."""
+    b, s, k, d = x.shape
+    return x.unsqueeze(3).expand(b, s, k, times, d).reshape(b, s, k * times, d)
+
+
+class TitanAttention(Module):
+    def __init__(self, config: ModelConfig) -> None:
+        h, d = config.hidden, config.head_dim
+        self.config = config
+        self.wq = Linear(h, config.heads * d, config.qkv_bias)
+        self.wk = Linear(h, config.kv_heads * d, config.qkv_bias)
+        self.wv = Linear(h, config.kv_heads * d, config.qkv_bias)
+        self.wo = Linear(config.heads * d, h)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = make_norm(config, d), make_norm(config, d)
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        c = self.config
+        q, k, v = self.wq(x), self.wk(x), self.wv(x)
+        q = q.view(b, s, -1, c.head_dim)
+        k = k.view(b, s, -1, c.head_dim)
+        v = v.view(b, s, -1, c.head_dim)
+        if c.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        rotate = rope_complex if c.rope == "complex" else rope_cos_sin
+        q, k = rotate(q, rope), rotate(k, rope)
+        if c.gqa == "repeat" and c.kv_heads != c.heads:
+            k, v = (repeat_kv(z, c.heads // c.kv_heads) for z in (k, v))
+        kernel = "math" if c.attention == "math" else "sdpa"
+        y = F.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), kernel=kernel)
+        return self.wo(y.transpose(1, 2).contiguous().view(b, s, -1))  # type: ignore[no-any-return]
+
+
+class TitanFeedForward(Module):
+    def __init__(self, config: ModelConfig) -> None:
+        h, f = config.hidden, config.ffn_hidden
+        self.w1, self.w2, self.w3 = Linear(h, f), Linear(f, h), Linear(h, f)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+
+
+class TitanBlock(Module):
+    def __init__(self, config: ModelConfig) -> None:
+        self.attention = TitanAttention(config)
+        self.feed_forward = TitanFeedForward(config)
+        self.attention_norm = make_norm(config, config.hidden)
+        self.ffn_norm = make_norm(config, config.hidden)
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        h = x + self.attention(self.attention_norm(x), rope)
+        return h + self.feed_forward(self.ffn_norm(h))
+
+
+class TitanLlama(Module):
+    """`layers` may be replaced by wrappers; `run_layers` is how they are called (segments replace it)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.tok_embeddings = Embedding(config.vocab, config.hidden)
+        self.layers = ModuleList([TitanBlock(config) for _ in range(config.layers)])
+        self.norm = make_norm(config, config.hidden)
+        self.output = Linear(config.hidden, config.vocab)
+        if config.tied_embeddings:
+            self.output.weight = self.tok_embeddings.weight
+        self.name_paths()
+
+    rope: Tensor
+
+    def make_rope(self, seq_len: int) -> None:
+        """The RoPE cache on the device, by the operators that make it."""
+        self.rope = rope_cache(self.config, seq_len)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.tok_embeddings(tokens)
+        for layer in self.layers:
+            h = layer(h, self.rope)
+        h = self.norm(h)
+        if self.config.logits == "model_upcast":
+            return self.output(h).float()  # type: ignore[no-any-return]
+        return self.output(h)  # type: ignore[no-any-return]
+
+
+def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:
+    """precompute_freqs_cis on the device: its temporaries die as Python rebinds them."""
+    n, t = config.head_dim // 2, seq_len
+    a: Any = F.empty((n,), "int64")  # arange
+    f: Any = F.empty((n,), "fp32")  # .float()
+    a = None
+    e: Any = F.empty((n,), "fp32")  # / dim
+    f = None
+    p: Any = F.empty((n,), "fp32")  # theta ** e
+    x: Any = F.empty((), "int64")  # theta as a scalar tensor
+    x = None
+    e = None
+    r: Any = F.empty((n,), "fp32")  # reciprocal
+    f = F.empty((n,), "fp32")  # * 1.0
+    r = p = None
+    positions: Any = F.empty((t,), "int64")
+    outer: Any = F.empty((t, n), "fp32")
+    positions = f = None
+    ones: Any = F.empty((t, n), "fp32")
+    polar = F.empty((t, n), "complex64")
+    ones = outer = None
+    del a, e, x, r, p, positions, f, ones, outer
+    if config.rope == "complex":
+        return polar
+    return F.empty((t, 4 * n), "fp32")

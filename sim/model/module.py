@@ -1,0 +1,115 @@
+"""Modules and parameters, shaped like torch.nn's: names, order of parameters, and hooks around forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from sim.model.calls import Shape, Tensor, active
+
+
+class Parameter:
+    """A parameter slot: its full shape, and the tensor that forward sees now (sharding replaces it)."""
+
+    __slots__ = ("shape", "tensor")
+
+    def __init__(self, *shape: int) -> None:
+        self.shape: Shape = shape
+        self.tensor: Tensor | None = None
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+class Hooks(Protocol):
+    """What wraps a module's forward from outside (fully_shard)."""
+
+    def pre_forward(self, module: Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]: ...
+
+    def post_forward(self, module: Module, output: Any) -> Any: ...
+
+
+class Module:
+    """Base of all modules: children and parameters are found in the order of assignment, as torch.nn does."""
+
+    hooks: Hooks | None = None
+    path: str = ""
+
+    def __call__(self, *arguments: Any) -> Any:
+        # `given` lives until the module returns, as PyTorch's call frame does, even where a hook replaced arguments
+        given = arguments
+        interpreter = active()
+        token = interpreter.enter(self.path)
+        try:
+            if self.hooks is not None:
+                arguments = self.hooks.pre_forward(self, arguments)
+            output = self.forward(*arguments)
+            if self.hooks is not None:
+                output = self.hooks.post_forward(self, output)
+        finally:
+            interpreter.leave(token)
+        del given
+        return output
+
+    def forward(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+
+    def own_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for name, value in vars(self).items():
+            if isinstance(value, Parameter):
+                yield name, value
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Own parameters first, then the children's; a shared parameter appears once, where it is first."""
+        seen: set[int] = set()
+        for name, parameter in self._walk_parameters(""):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+    def _walk_parameters(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
+        for name, parameter in self.own_parameters():
+            yield prefix + name, parameter
+        for name, child in self.children():
+            yield from child._walk_parameters(f"{prefix}{name}.")
+
+    def parameters(self) -> list[Parameter]:
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def name_paths(self, prefix: str = "") -> None:
+        """Give every module its dotted path, e.g. "layers.7.attention.wq"."""
+        self.path = prefix
+        for name, child in self.children():
+            child.name_paths(f"{prefix}.{name}" if prefix else name)
+
+
+class ModuleList(Module):
+    """Modules by number."""
+
+    def __init__(self, modules: list[Module]) -> None:
+        self.items = modules
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        for number, module in enumerate(self.items):
+            yield str(number), module
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Module:
+        return self.items[number]
+
+    def __setitem__(self, number: int, module: Module) -> None:
+        self.items[number] = module

@@ -1,0 +1,9 @@
+"""One rule per operator: what it saves, what it allocates and launches forward and backward.
+
+Importing this package fills `Tape.rules`. Each rule names its source: TAPE.md and TAPE_LLAMA_FSDP.md are the project's
+own measurements of torch 2.14 (real autograd over a fake driver); where a rule is only read in torch's source it says so.
+"""
+
+from sim.runtime.ops import attention, attention_math, embedding, loss, matmul, norm, pointwise, views
+
+__all__ = ["attention", "attention_math", "embedding", "loss", "matmul", "norm", "pointwise", "views"]

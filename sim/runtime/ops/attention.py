@@ -1,0 +1,216 @@
+"""Fused attention kernels behind scaled_dot_product_attention: flash in 16 bit, memory-efficient in fp32.
+
+Logical shape [B, heads, S, D]; the usual memory order is [B, S, heads, D]. Sources: TAPE.md 3 and 4 (flash, efficient),
+TAPE_LLAMA_FSDP.md 0.5 (split keys), 0.6 (padding), 1 (enable_gqa), 2.3 (strided copies under offload).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sim.program.kernels import Attention
+from sim.program.program import Owner
+from sim.runtime import scratch
+from sim.runtime.autograd import Gradients, Node
+from sim.runtime.ops.attention_math import math_attention
+from sim.runtime.ops.base import Op, first, rule
+from sim.runtime.ops.pointwise import autocast_to
+from sim.runtime.strides import Strides, transpose
+from sim.runtime.tape import Tape, strides_like
+from sim.runtime.tensor import Tensor
+
+
+def _token_major(x: Tensor) -> bool:
+    """Is [B, heads, S, D] stored as plain [B, S, heads, D]? Flash works on that view and copies anything else."""
+    return transpose(x.shape, x.strides, 1, 2)[1] is None
+
+
+def _padded_head_dim(head_dim: int) -> int:
+    """Flash rounds the accumulator's head dimension to 32, above 128 to 64."""
+    return scratch.round_up(head_dim, 32 if head_dim <= 128 else 64)
+
+
+def _work(q: Tensor, k: Tensor, generation: str, backward: bool) -> Attention:
+    batch, heads, q_len, head_dim = q.shape
+    return Attention(
+        batch=batch, heads=heads, kv_heads=k.shape[1], q_len=q_len, kv_len=k.shape[2], head_dim=head_dim,
+        causal=True, backward=backward, generation=generation, dtype=q.dtype,
+    )  # fmt: skip
+
+
+class Flash(Op):
+    """out, lse fp32, [split accumulators], rng state 16 B, unused 8 B. Saves k, q, v (key, query, value), then
+    lse, out, rng, unused (logsumexp, output, ...)."""
+
+    node = "ScaledDotProductFlashAttentionBackward0"
+    aten = "aten._scaled_dot_product_flash_attention"
+    saved_outputs = (1, 0, 2, 3)
+    not_differentiable = (1, 2, 3)
+
+    @staticmethod
+    def saved_inputs(node: Node, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Tensor | None]:
+        return (k, q, v)
+
+    @staticmethod
+    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> tuple[Tensor, ...]:
+        batch, heads, length, head_dim = q.shape
+        out = tape.empty(q.shape, q.dtype, strides_like(q))
+        lse = tape.empty((batch, heads, length), "fp32")
+        splits = scratch.flash_splits(tape.device, batch * heads, length, k.shape[2], head_dim)
+        accumulators = []
+        if splits > 1:
+            accumulators.append(tape.empty((splits, batch, heads, length), "fp32", owner=Owner.WORKSPACE))
+            shape = (splits, batch, heads, length, _padded_head_dim(head_dim))
+            accumulators.append(tape.empty(shape, "fp32", owner=Owner.WORKSPACE))
+        rng, unused = tape.empty((2,), "int64"), tape.empty((1,), "int64")
+        if dropout_p:
+            rng = tape.empty((2,), "int64")
+        tape.recorder.attention("aten::_flash_attention_forward", _work(q, k, "flash2", False))
+        del accumulators
+        return out, lse, rng, unused
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        k, q, v, _lse, out, _rng, _unused = saved
+        batch, heads, length, head_dim = q.shape
+        gradient = first(gradients)
+        plain_gradient = None if _token_major(gradient) else tape.copy(gradient)
+        plain_out = None if _token_major(out) else tape.copy(out)
+        dq = tape.empty(q.shape, q.dtype, strides_like(q))
+        dk = tape.empty(k.shape, k.dtype, strides_like(k))
+        dv = tape.empty(v.shape, v.dtype, strides_like(v))
+        rows = scratch.round_up(length, 128)
+        accumulators = [
+            tape.empty((batch * heads * rows,), "fp32", owner=Owner.WORKSPACE),
+            tape.empty((batch * rows * heads * _padded_head_dim(head_dim),), "fp32", owner=Owner.WORKSPACE),
+        ]
+        fewer_keys = k.shape[1] != heads
+        if fewer_keys:  # full-head dk and dv, summed down afterwards
+            accumulators += [tape.empty(q.shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)]
+        tape.recorder.attention("aten::_flash_attention_backward", _work(q, k, "flash2", True))
+        if fewer_keys:
+            for _ in range(2):
+                tape.recorder.memory_bound("aten::sum", "reduce", q.bytes + k.bytes)
+        del accumulators, plain_out, plain_gradient
+        return [dq, dk, dv]
+
+
+class Efficient(Op):
+    """fp32: [seed 8 B, offset 8 B], out, lse fp32 padded to 32. With dropout seed and offset live on the CPU."""
+
+    node = "ScaledDotProductEfficientAttentionBackward0"
+    aten = "aten._scaled_dot_product_efficient_attention"
+    saved_outputs = (1, 0, 2, 3)
+    not_differentiable = (1, 2, 3)
+
+    @staticmethod
+    def saved_inputs(node: Node, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Tensor | None]:
+        return (k, q, v)
+
+    @staticmethod
+    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        seed, offset = tape.empty((), "int64"), tape.empty((), "int64")
+        out, lse = _efficient_outputs(tape, q, k)
+        return out, lse, offset, seed
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        k, q, v = saved[:3]
+        batch, heads, length, head_dim = q.shape
+        result: Gradients = [tape.empty(x.shape, x.dtype, strides_like(x)) for x in (q, k, v)]
+        # delta = (grad * out).sum(-1), made contiguous
+        product = tape.pointwise("aten::mul", q.shape, q.dtype, strides_like(q), 2 * q.bytes)
+        delta = tape.pointwise("aten::sum", (batch, heads, length), "fp32", None, product.bytes, "reduce")
+        plain = tape.copy(delta)
+        del plain, delta, product
+        tape.scratch(scratch.efficient_backward_workspace(batch, heads, length, head_dim))
+        work = _work(q, k, "efficient", True)
+        tape.recorder.attention("aten::_efficient_attention_backward", work)
+        return result
+
+
+class EfficientDropout(Efficient):
+    saved_outputs = (1, 0)
+    not_differentiable = (1,)
+
+    @staticmethod
+    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return _efficient_outputs(tape, q, k)
+
+
+def _efficient_outputs(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, length, _ = q.shape
+    out = tape.empty(q.shape, q.dtype, strides_like(q))
+    lse = tape.empty((batch, heads, scratch.round_up(length, 32)), "fp32")
+    tape.recorder.attention("aten::_efficient_attention_forward", _work(q, k, "efficient", False))
+    return out, lse
+
+
+class PadHead(Op):
+    """Head dimension filled up to a multiple of 8, in plain order; backward cuts it off with a copy."""
+
+    node = "ConstantPadNdBackward0"
+    aten = "aten.constant_pad_nd"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], scratch.round_up(x.shape[-1], 8))
+        return tape.pointwise("aten::constant_pad_nd", shape, x.dtype, None, x.bytes, "copy")
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        strides = strides_like(gradient)
+        narrow = _narrowed(gradient.shape, strides, node.metas[0][0][-1])
+        return [tape.pointwise("aten::clone", node.metas[0][0], gradient.dtype, narrow, 2 * gradient.bytes, "copy")]
+
+
+def _narrowed(shape: tuple[int, ...], strides: Strides, width: int) -> Strides:
+    """Dense strides in the same order once the last dimension is `width` wide."""
+    if strides is None:
+        return None
+    return tuple(s // shape[-1] * width if s > 1 else s for s in strides)
+
+
+class CutHead(Op):
+    """The padded output cut to the real head dimension: a view; backward fills zeros around the gradient."""
+
+    node = "SliceBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, head_dim: int) -> Tensor:
+        full = x.strides
+        if full is None:
+            from sim.runtime.strides import plain
+
+            full = plain(x.shape)
+        return x.alias((*x.shape[:-1], head_dim), full)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        return [tape.pointwise("aten::zeros", node.metas[0][0], gradient.dtype, None, 2 * gradient.bytes, "fill")]
+
+
+@rule("attention")
+def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str) -> Tensor:
+    """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel."""
+    if kernel == "math":
+        return math_attention(tape, q, k, v)
+    if tape.autocast_dtype:
+        v = autocast_to(tape, v, tape.autocast_dtype)  # type: ignore[assignment]
+        k = autocast_to(tape, k, tape.autocast_dtype)  # type: ignore[assignment]
+        q = autocast_to(tape, q, tape.autocast_dtype)  # type: ignore[assignment]
+    if q.dtype == "fp32":
+        op = EfficientDropout if dropout_p else Efficient
+        result: Tensor = tape.apply(op, (q, k, v))[0]
+        return result
+    head_dim = q.shape[-1]
+    if head_dim % 8:
+        padded = [tape.apply(PadHead, (x,)) for x in (q, k, v)]
+        out = attention(tape, *padded, dropout_p, kernel)
+        result = tape.apply(CutHead, (out,), head_dim)
+        return result
+    result = tape.apply(Flash, (q, k, v), dropout_p)[0]
+    return result

@@ -1,0 +1,276 @@
+"""Views: they move no bytes forward; backward copies only where strides do not allow a view."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from sim.model.calls import Shape
+from sim.runtime import strides as st
+from sim.runtime.autograd import Gradients, Node
+from sim.runtime.ops.base import Op, first, rule
+from sim.runtime.tape import Tape
+from sim.runtime.tensor import Tensor
+
+
+def _full_shape(x: Tensor, shape: tuple[int, ...]) -> Shape:
+    """Replace a -1 by what is left."""
+    if -1 not in shape:
+        return shape
+    known = -prod(shape)
+    return tuple(prod(x.shape) // known if size == -1 else size for size in shape)
+
+
+def reshaped(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """x.reshape(shape) outside the graph: a raw view, or a copy in plain order."""
+    possible, strides = st.view(x.shape, x.strides, shape)
+    if possible:
+        return x.alias(shape, strides)
+    return tape.copy(x, shape)
+
+
+class View(Op):
+    """Backward: grad.reshape(input's shape)."""
+
+    node = "ViewBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, shape: Shape, strides: st.Strides) -> Tensor:
+        return x.alias(shape, strides)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        return [reshaped(tape, first(gradients), node.metas[0][0])]
+
+
+class UnsafeView(View):
+    node = "UnsafeViewBackward0"
+
+
+class Unsqueeze(View):
+    node = "UnsqueezeBackward0"
+
+
+class Clone(Op):
+    """A copy in plain order; the gradient passes on."""
+
+    node = "CloneBackward0"
+    aten = "aten.clone"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor) -> Tensor:
+        return tape.copy(x)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        return [gradients[0]]
+
+
+class Transpose(Op):
+    node = "TransposeBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, a: int, b: int) -> Tensor:
+        return x.alias(*st.transpose(x.shape, x.strides, a, b))
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        return [gradient.alias(*st.transpose(gradient.shape, gradient.strides, *node.attributes))]
+
+
+class T(Transpose):
+    """weight.t()."""
+
+    node = "TBackward0"
+
+
+class Expand(Op):
+    """Backward: sum to the input's shape, a new buffer."""
+
+    node = "ExpandBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
+        return x.alias(shape, st.expand(x.shape, x.strides, shape))
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient, shape = first(gradients), node.metas[0][0]
+        if gradient.shape == shape:
+            return [gradient]
+        return [tape.pointwise("aten::sum", shape, gradient.dtype, None, gradient.bytes, "reduce")]
+
+
+class Slice(Op):
+    """Backward: zeros of the full size, the gradient copied in (TAPE_LLAMA_FSDP.md 1, rope cos/sin)."""
+
+    node = "SliceBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, dim: int, start: int, length: int) -> Tensor:
+        shape = list(x.shape)
+        shape[dim] = length
+        full = x.strides if x.strides is not None else st.plain(x.shape)
+        return x.alias(tuple(shape), st.normalize(tuple(shape), full))
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        return [tape.pointwise("aten::zeros", node.metas[0][0], gradient.dtype, None, 2 * gradient.bytes, "fill")]
+
+
+class Split(Op):
+    """Equal parts along the last dimension. Backward: one cat of all parts' gradients."""
+
+    node = "SplitBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
+        shape = (*x.shape[:-1], size)
+        full = x.strides if x.strides is not None else st.plain(x.shape)
+        return tuple(x.alias(shape, st.normalize(shape, full)) for _ in range(x.shape[-1] // size))
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        shape, dtype = node.metas[0]
+        return [tape.pointwise("aten::cat", shape, dtype, None, sum(g.bytes for g in gradients if g), "copy")]
+
+
+class CatLast(Op):
+    """torch.cat along the last dimension. Backward: views of the gradient."""
+
+    node = "CatBackward0"
+    aten = "aten.cat"
+
+    @staticmethod
+    def forward(tape: Tape, *parts: Tensor) -> Tensor:
+        shape = (*parts[0].shape[:-1], sum(p.shape[-1] for p in parts))
+        return tape.pointwise("aten::cat", shape, parts[0].dtype, None, sum(p.bytes for p in parts), "copy")
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        full = gradient.strides if gradient.strides is not None else st.plain(gradient.shape)
+        return [gradient.alias(shape, st.normalize(shape, full)) for shape, _ in node.metas]
+
+
+class ViewAsComplex(Op):
+    """Backward: view_as_real(grad.contiguous())."""
+
+    node = "ViewAsComplexBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor) -> Tensor:
+        return x.alias(x.shape[:-1], None, "complex64")
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        plain = gradient if gradient.strides is None else tape.copy(gradient)
+        return [plain.alias(node.metas[0][0], None, "fp32")]
+
+
+class ViewAsReal(Op):
+    """Backward: view_as_complex(grad.contiguous())."""
+
+    node = "ViewAsRealBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, z: Tensor) -> Tensor:
+        strides = None if z.strides is None else (*(2 * s for s in z.strides), 1)
+        return z.alias((*z.shape, 2), strides, "fp32")
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        plain = gradient if gradient.strides is None else tape.copy(gradient)
+        return [plain.alias(node.metas[0][0], None, "complex64")]
+
+
+@rule("view")
+def view(tape: Tape, x: Tensor, shape: tuple[int, ...], op: type[Op] = View) -> Tensor:
+    shape = _full_shape(x, shape)
+    possible, strides = st.view(x.shape, x.strides, shape)
+    if not possible:
+        raise ValueError(f"view of {x.shape} with strides {x.strides} as {shape} is not possible without a copy")
+    result: Tensor = tape.apply(op, (x,), shape, strides)
+    return result
+
+
+@rule("reshape")
+def reshape(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view where strides allow, else clone + _unsafe_view."""
+    shape = _full_shape(x, shape)
+    possible, strides = st.view(x.shape, x.strides, shape)
+    if possible:
+        result: Tensor = tape.apply(View, (x,), shape, strides)
+        return result
+    copied = tape.apply(Clone, (x,))
+    result = tape.apply(UnsafeView, (copied,), shape, None)
+    return result
+
+
+@rule("unsqueeze")
+def unsqueeze(tape: Tape, x: Tensor, dim: int) -> Tensor:
+    shape = (*x.shape[:dim], 1, *x.shape[dim:])
+    return view(tape, x, shape, Unsqueeze)
+
+
+@rule("transpose")
+def transpose(tape: Tape, x: Tensor, a: int, b: int) -> Tensor:
+    result: Tensor = tape.apply(Transpose, (x,), a, b)
+    return result
+
+
+@rule("expand")
+def expand(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
+    result: Tensor = tape.apply(Expand, (x,), shape)
+    return result
+
+
+@rule("contiguous")
+def contiguous(tape: Tape, x: Tensor) -> Tensor:
+    """x itself where it is in plain order already."""
+    if x.strides is None:
+        return x
+    result: Tensor = tape.apply(Clone, (x,))
+    return result
+
+
+@rule("slice")
+def slice_(tape: Tape, x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    result: Tensor = tape.apply(Slice, (x,), dim % len(x.shape), start, length)
+    return result
+
+
+@rule("split")
+def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
+    result: tuple[Tensor, ...] = tape.apply(Split, (x,), size)
+    return result
+
+
+@rule("cat_last")
+def cat_last(tape: Tape, parts: tuple[Tensor, ...]) -> Tensor:
+    result: Tensor = tape.apply(CatLast, parts)
+    return result
+
+
+@rule("view_as_complex")
+def view_as_complex(tape: Tape, x: Tensor) -> Tensor:
+    """x.reshape(..., D/2, 2) seen as complex."""
+    pairs = reshape(tape, x, (*x.shape[:-1], x.shape[-1] // 2, 2))
+    result: Tensor = tape.apply(ViewAsComplex, (pairs,))
+    return result
+
+
+@rule("view_as_real")
+def view_as_real(tape: Tape, z: Tensor) -> Tensor:
+    """Seen as real pairs, flattened to the last dimension."""
+    pairs = tape.apply(ViewAsReal, (z,))
+    return view(tape, pairs, (*z.shape[:-1], 2 * z.shape[-1]), UnsafeView if z.strides is not None else View)
+
+
+@rule("empty")
+def empty(tape: Tape, shape: Shape, dtype: str) -> Tensor:
+    return tape.empty(shape, dtype)

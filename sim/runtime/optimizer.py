@@ -1,0 +1,121 @@
+"""Gradient clipping and AdamW as torch runs them: what they allocate and launch (TAPE.md 7, TAPE_LLAMA_FSDP.md 5)."""
+
+from __future__ import annotations
+
+from sim.program.kernels import ITEM_BYTES, Collective
+from sim.program.program import ALL_REDUCE, COMPUTE, Owner
+from sim.runtime import scratch
+from sim.runtime.tape import Tape
+from sim.runtime.tensor import Tensor
+
+NORM_CHUNK = 65_536  # elements per block of _foreach_norm
+
+
+def clip_grad_norm(tape: Tape, parameters: list[Tensor], sharded: bool) -> None:
+    """torch.nn.utils.clip_grad_norm_(foreach=True). `sharded`: gradients are DTensors, the norm is all-reduced."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return
+    n, dtype, recorder = len(gradients), gradients[0].dtype, tape.recorder
+    total_bytes = sum(g.bytes for g in gradients)
+    total = _total_norm(tape, gradients, n, dtype, sharded)
+    plus_eps, reciprocal = tape.empty((), dtype), tape.empty((), dtype)
+    coefficient = tape.empty((), dtype)
+    del plus_eps, reciprocal
+    clamped = tape.empty((), dtype)
+    recorder.memory_bound("aten::clamp", "elementwise", 4 * 4 * ITEM_BYTES[dtype])
+    recorder.memory_bound("aten::_foreach_mul_", "elementwise", 2 * total_bytes)
+    del total, coefficient, clamped
+
+
+def _total_norm(tape: Tape, gradients: list[Tensor], n: int, dtype: str, sharded: bool) -> Tensor:
+    recorder = tape.recorder
+    chunks = max(scratch.ceil_div(g.elements, NORM_CHUNK) for g in gradients)
+    partial = tape.empty((n, chunks), "fp32")
+    norms = [tape.empty((), dtype) for _ in gradients]
+    recorder.memory_bound("aten::_foreach_norm", "reduce", sum(g.bytes for g in gradients))
+    del partial
+    stacked = tape.pointwise("aten::stack", (n,), dtype, None, n * ITEM_BYTES[dtype])
+    if sharded:
+        powers = tape.pointwise("aten::pow", (n,), dtype, None, stacked.bytes)
+        reduced = tape.empty((n,), dtype)
+        recorder.stream_waits_stream(ALL_REDUCE, COMPUTE)
+        recorder.collective(Collective("all_reduce", reduced.bytes, "fsdp", 0, dtype), ALL_REDUCE)
+        recorder.stream_waits_stream(COMPUTE, ALL_REDUCE)
+        roots = tape.pointwise("aten::pow", (n,), dtype, None, reduced.bytes)
+        del powers, reduced
+        total = tape.pointwise("aten::linalg_vector_norm", (), dtype, None, roots.bytes, "reduce")
+        del roots
+    else:
+        total = tape.pointwise("aten::linalg_vector_norm", (), dtype, None, stacked.bytes, "reduce")
+    del stacked, norms
+    return total
+
+
+class AdamW:
+    """torch.optim.AdamW over local shards. State appears at the first step: [step 4 B if fused], exp_avg, exp_avg_sq."""
+
+    def __init__(self, tape: Tape, parameters: list[Tensor], variant: str) -> None:
+        self.tape = tape
+        self.parameters = parameters
+        self.variant = variant
+        self.state: dict[int, list[Tensor]] = {}
+
+    def step(self) -> None:
+        tape = self.tape
+        stepped = [p for p in self.parameters if p.grad is not None]
+        for p in stepped:
+            if id(p) not in self.state:
+                self._create_state(p)
+        moved = sum(_step_bytes(p) for p in stepped)
+        if self.variant == "fused":
+            tape.recorder.memory_bound("aten::_fused_adamw_", "optimizer", moved)
+        elif self.variant == "foreach":
+            roots = [tape.empty(p.shape, p.dtype, owner=Owner.OPTIMIZER) for p in stepped]  # _foreach_sqrt
+            _foreach_kernels(tape, sum(p.bytes for p in stepped))
+            del roots
+        else:
+            self._for_loop(stepped)
+
+    def _create_state(self, p: Tensor) -> None:
+        tape = self.tape
+        state = [tape.empty((), "fp32", owner=Owner.OPTIMIZER)] if self.variant == "fused" else []
+        for _ in range(2):
+            moment = tape.empty(p.shape, p.dtype, owner=Owner.OPTIMIZER)
+            tape.recorder.memory_bound("aten::zeros_like", "fill", moment.bytes)
+            state.append(moment)
+        self.state[id(p)] = state
+
+    def _for_loop(self, stepped: list[Tensor]) -> None:
+        """(sqrt / c).add_: the previous parameter's denominator dies on rebinding, so up to three buffers live."""
+        tape, denominator, root = self.tape, None, None
+        for p in stepped:
+            root = tape.empty(p.shape, p.dtype, owner=Owner.OPTIMIZER)
+            denominator, root = tape.empty(p.shape, p.dtype, owner=Owner.OPTIMIZER), None
+            _foreach_kernels(tape, p.bytes)
+        del denominator, root
+
+    def zero_grad(self) -> None:
+        """set_to_none: every gradient is dropped, in order."""
+        for p in self.parameters:
+            p.grad = None
+
+
+def _step_bytes(p: Tensor) -> int:
+    """Read parameter, gradient and both moments; write parameter and moments."""
+    return 7 * p.bytes
+
+
+def _foreach_kernels(tape: Tape, size_bytes: int) -> None:
+    """The multi-tensor kernels of one AdamW step, by tensors read and written (torch/optim/adamw.py)."""
+    for name, tensors in (
+        ("aten::_foreach_mul_ (weight decay)", 2),
+        ("aten::_foreach_lerp_", 3),
+        ("aten::_foreach_mul_", 2),
+        ("aten::_foreach_addcmul_", 4),
+        ("aten::_foreach_sqrt", 2),
+        ("aten::_foreach_div_", 2),
+        ("aten::_foreach_add_", 2),
+        ("aten::_foreach_addcdiv_", 4),
+    ):
+        tape.recorder.memory_bound(name, "optimizer", tensors * size_bytes)

@@ -1,0 +1,1 @@
+"""Parameters that live on many ranks: FSDP2."""

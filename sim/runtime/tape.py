@@ -1,0 +1,216 @@
+"""The tape: PyTorch's state while a step runs, and the one way in which an operator is executed.
+
+Hooks on saved tensors (none, checkpoint, recompute, offload) and the dispatch mode of selective checkpointing are
+consulted at exactly two places: when a tensor is packed or unpacked, and at the kernel call in `apply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from sim.model.calls import Shape
+from sim.program.kernels import ITEM_BYTES
+from sim.program.program import Owner, Phase
+from sim.runtime import scratch
+from sim.runtime.autograd import Node, SavedTensor, SavedTensorHook, run_backward
+from sim.runtime.recorder import Operators, OutOfMemory, Recorder
+from sim.runtime.strides import Strides
+from sim.runtime.tensor import Storage, Tensor
+
+if TYPE_CHECKING:
+    from sim.runtime.ops.base import Op
+    from sim.runtime.selective import Selective
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What of the GPU decides buffer sizes."""
+
+    sms: int = 132
+    threads_per_sm: int = 2048
+    compute_capability: int = 90
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        """cuBLAS workspace per (thread, stream): ALLOCATOR.md section 14."""
+        return 32 << 20 if self.compute_capability >= 90 else 8_519_680
+
+
+class Tape:
+    """Runs calls of a model (it is the model's interpreter) and records what they allocate and launch."""
+
+    rules: dict[str, Callable[..., Any]] = {}  # noqa: RUF012 (filled by sim.runtime.ops)
+
+    def __init__(self, recorder: Recorder, device: DeviceFacts) -> None:
+        self.recorder = recorder
+        self.device = device
+        self.grad_enabled = True
+        self.sequence = 0
+        self.hooks: list[SavedTensorHook] = []
+        self.autocast_dtype: str | None = None
+        self.autocast_cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self.autocast_depth = 0
+        self.selective: Selective | None = None
+        self.final_callbacks: list[Callable[[], None]] = []
+        self.engine_running = False
+        self._thread = "main"
+        self._workspaces: dict[str, Storage] = {}
+        self._retain_owner = int(Owner.OTHER)
+
+    # -- modules -----------------------------------------------------------------------------------------------
+    def enter(self, path: str) -> int:
+        recorder = self.recorder
+        before = recorder.base
+        recorder.at_path(path)
+        return before
+
+    def leave(self, token: int) -> None:
+        self.recorder.resume(token)
+
+    # -- operators ---------------------------------------------------------------------------------------------
+    def apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> Any:
+        """One autograd-visible operator: node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
+        recorder = self.recorder
+        recorder.where = recorder.base | op.number
+        if not (self.grad_enabled and any(t is not None and t.requires_grad for t in inputs)):
+            return self._kernel(op, inputs, attributes)
+        node = Node(self, op, inputs, attributes)
+        for tensor in op.saved_inputs(node, *inputs):
+            node.saved.append(SavedTensor(self, tensor))
+        outputs = self._kernel(op, inputs, attributes)
+        several = outputs if isinstance(outputs, tuple) else (outputs,)
+        for index in op.saved_outputs:
+            node.saved.append(SavedTensor(self, several[index].detach()))
+        for index, tensor in enumerate(several):
+            if index not in op.not_differentiable:
+                tensor.node, tensor.output_index, tensor.requires_grad = node, index, True
+        return outputs
+
+    def _kernel(self, op: type[Op], inputs: tuple[Tensor | None, ...], attributes: tuple[Any, ...]) -> Any:
+        if self.selective is not None and op.aten:
+            return self.selective.dispatch(op.aten, lambda: op.forward(self, *inputs, *attributes))
+        return op.forward(self, *inputs, *attributes)
+
+    # -- buffers and kernels -----------------------------------------------------------------------------------
+    def empty(
+        self, shape: Shape, dtype: str, strides: Strides = None, stream: int = 0, owner: int | None = None
+    ) -> Tensor:
+        recorder = self.recorder
+        size_bytes = prod(shape) * ITEM_BYTES[dtype]
+        storage = Storage(recorder, size_bytes, stream, recorder.default_owner if owner is None else owner)
+        return Tensor(storage, shape, dtype, strides)
+
+    def scratch(self, *sizes_bytes: int) -> None:
+        """Kernel-internal buffers: all alive together, released when the kernel returns."""
+        recorder = self.recorder
+        handles = [recorder.alloc(size, 0, Owner.WORKSPACE) for size in sizes_bytes if size]
+        while handles:
+            recorder.free(handles.pop())
+
+    def pointwise(
+        self, name: str, shape: Shape, dtype: str, strides: Strides, read_bytes: int, family: str = "elementwise"
+    ) -> Tensor:
+        """An output and the memory-bound kernel that writes it."""
+        out = self.empty(shape, dtype, strides)
+        self.recorder.memory_bound(name, family, read_bytes + out.bytes)
+        return out
+
+    def copy(self, x: Tensor, shape: Shape | None = None) -> Tensor:
+        """A copy in plain order."""
+        return self.pointwise("aten::copy_", shape or x.shape, x.dtype, None, x.bytes, "copy")
+
+    def cast_copy(self, x: Tensor, dtype: str) -> Tensor:
+        """A copy in another dtype, in the order of x."""
+        return self.pointwise("aten::copy_", x.shape, dtype, strides_like(x), x.bytes)
+
+    def matmul_out(self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 0) -> Tensor:
+        """Output of a GEMM and its launch; the first one of each host thread allocates the cuBLAS workspace."""
+        out = self.empty((batch, m, n) if batch else (m, n), dtype)
+        if self._thread not in self._workspaces:
+            size = self.device.blas_workspace_bytes
+            self._workspaces[self._thread] = Storage(self.recorder, size, 0, Owner.WORKSPACE)
+        self.recorder.gemm(name, m, n, k, dtype, batch or 1)
+        return out
+
+    def sum_to(self, gradient: Tensor, shape: Shape) -> Tensor:
+        """gradient.sum_to_size(shape), with the temporaries of the reduction over leading dimensions."""
+        leading = prod(gradient.shape[: len(gradient.shape) - len(shape)])
+        out = self.empty(shape, gradient.dtype)
+        self.scratch(*scratch.reduce_buffers(self.device, leading, prod(shape)))
+        self.recorder.memory_bound("aten::sum", "reduce", gradient.bytes + out.bytes)
+        return out
+
+    # -- grad mode, autocast -----------------------------------------------------------------------------------
+    @contextmanager
+    def grad_mode(self, enabled: bool) -> Iterator[None]:
+        before, self.grad_enabled = self.grad_enabled, enabled
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+    @contextmanager
+    def autocast(self, dtype: str | None) -> Iterator[None]:
+        """torch.autocast; the cache of casted weights is cleared at the exit of the outermost context."""
+        before, self.autocast_dtype = self.autocast_dtype, dtype
+        self.autocast_depth += 1
+        try:
+            yield
+        finally:
+            self.autocast_dtype = before
+            self.autocast_depth -= 1
+            if self.autocast_depth == 0:
+                self.autocast_cache.clear()
+
+    # -- backward ----------------------------------------------------------------------------------------------
+    def backward(self, loss: Tensor) -> None:
+        """loss.backward(). The root gradient lives until it returns; on OutOfMemory the engine's buffers die first."""
+        recorder = self.recorder
+        before = recorder.base, recorder.default_owner
+        assert loss.node is not None
+        recorder.enter_backward(loss.node.base, _ONES_LIKE)
+        root = self.pointwise("aten::ones_like", loss.shape, loss.dtype, None, 0)
+        error: OutOfMemory | None = None
+        self._thread, self.engine_running = "autograd", True
+        with self.grad_mode(False):
+            try:
+                run_backward(self, loss.node, root)
+            except OutOfMemory as caught:
+                error = caught.with_traceback(None)
+        self._thread, self.engine_running = "main", False
+        recorder.resume(before[0])
+        recorder.default_owner = before[1]
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+
+    @contextmanager
+    def phase(self, phase: Phase, owner: Owner, path: str = "") -> Iterator[None]:
+        """Everything inside belongs to this phase; new buffers belong to `owner` unless told otherwise."""
+        recorder = self.recorder
+        before = recorder.base, recorder.default_owner
+        recorder.at(phase, path)
+        recorder.default_owner = int(owner)
+        try:
+            yield
+        finally:
+            recorder.resume(before[0])
+            recorder.default_owner = before[1]
+
+
+def strides_like(x: Tensor) -> Strides:
+    """Strides of an elementwise result of x."""
+    if x.strides is None:
+        return None
+    from sim.runtime.strides import follow
+
+    return follow(x.shape, x.strides)
+
+
+_ONES_LIKE = Operators.number("aten::ones_like")

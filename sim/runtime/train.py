@@ -1,0 +1,233 @@
+"""A training script without values: build, shard, then steps of forward, loss, backward, clip, optimizer, zero_grad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+
+from sim.model.build import build_model
+from sim.model.calls import Tensor as ModelTensor
+from sim.model.calls import interpret
+from sim.model.config import ModelConfig
+from sim.model.llama import TitanLlama
+from sim.model.module import Module
+from sim.program.program import COMPUTE, Owner, Phase, Program
+from sim.runtime import ops
+from sim.runtime.offload import SaveOnCpu
+from sim.runtime.optimizer import AdamW, clip_grad_norm
+from sim.runtime.recorder import OutOfMemory, Recorder
+from sim.runtime.sharding.fsdp2 import Communication, ShardedParameter
+from sim.runtime.tape import DeviceFacts, Tape
+from sim.runtime.tensor import Tensor
+from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, offload_inputs
+from sim.scenario.setup import Setup
+
+assert ops  # importing it fills the tape's rules
+
+
+def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Program:
+    """Everything that one rank (rank 0) issues in `steps` training steps of a transformer.
+
+    `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
+    """
+    recorder = Recorder(fail_at)
+    run = TrainingRun(setup, recorder)
+    with interpret(run.tape):
+        try:
+            run.initialize()
+            for number in range(steps):
+                run.step(number)
+        except OutOfMemory:  # the traceback keeps every Python frame's locals until this clause ends
+            recorder.mark("oom")
+    program = recorder.program()
+    run.finish()
+    return program
+
+
+class TrainingRun:
+    """The script's state: model, optimizer, data of the present micro-batch."""
+
+    def __init__(self, setup: Setup, recorder: Recorder) -> None:
+        assert isinstance(setup.model, ModelConfig)
+        self.setup = setup
+        self.config = setup.model
+        self.recorder = recorder
+        gpu = setup.cluster.gpu
+        major, minor = gpu.compute_capability
+        self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
+        self.model: Module = build_model(self.config)
+        self.communication: Communication | None = None
+        self.parameters: list[Tensor] = []
+        self.optimizer: AdamW | None = None
+        self.tokens: ModelTensor | None = None
+        self.targets: ModelTensor | None = None
+
+    # -- set-up ------------------------------------------------------------------------------------------------
+    def initialize(self) -> None:
+        """Wrap, shard, and put the parameters (and buffers) on the device."""
+        setup, tape, model = self.setup, self.tape, self.model
+        blocks = list(layers_of(model))
+        outer = apply_checkpoint(tape, model, setup.checkpoint)
+        if setup.fsdp is not None:
+            self.communication = apply_fsdp(tape, model, blocks, outer, setup)
+        if setup.offload == "checkpoint_inputs":
+            offload_inputs(tape, model)
+        with self.tape.phase(Phase.INIT, Owner.PARAMETER):
+            self._place_parameters()
+            self._place_buffers()
+        if setup.optimizer is not None:
+            self.optimizer = AdamW(tape, self.parameters, setup.optimizer.variant)
+        self.recorder.mark("init")
+
+    def _place_parameters(self) -> None:
+        """One block per parameter, children before own parameters as module.to does for these models."""
+        dtype = self.setup.precision.parameters
+        sharded: dict[int, ShardedParameter] = {}
+        if self.communication is not None:
+            sharded = {id(p.slot): p for unit in self.communication.units for p in unit.parameters}
+        for name, slot in _unwrapped(self.model).named_parameters():
+            shard = sharded.get(id(slot))
+            if shard is not None and self.setup.fsdp is not None and self.setup.fsdp.cpu_offload:
+                continue
+            self.recorder.at(Phase.INIT, name.rpartition(".")[0])
+            shape = slot.shape if shard is None else shard.local_shape()
+            tensor = self.tape.empty(shape, dtype)
+            tensor.requires_grad = True
+            slot.tensor = tensor
+            if shard is not None:
+                shard.sharded = tensor
+            self.parameters.append(tensor)
+
+    def _place_buffers(self) -> None:
+        """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
+        model, config = self.model, self.config
+        if not isinstance(model, TitanLlama):
+            return
+        seq_len = self.setup.batch.seq_len
+        offloaded = self.setup.fsdp is not None and self.setup.fsdp.cpu_offload
+        placeholder = None
+        if not offloaded:
+            if config.rope == "complex":
+                placeholder = self.tape.empty((seq_len, config.head_dim // 2), "complex64", owner=Owner.OTHER)
+            else:
+                dtype = "bf16" if self.setup.precision.parameters == "bf16" else "fp32"
+                placeholder = self.tape.empty((seq_len, 2 * config.head_dim), dtype, owner=Owner.OTHER)
+        self.recorder.default_owner = int(Owner.OTHER)
+        model.make_rope(seq_len)
+        del placeholder
+
+    # -- one step ----------------------------------------------------------------------------------------------
+    def step(self, number: int) -> None:
+        setup, mark = self.setup, self.recorder.mark
+        accumulation = setup.batch.accumulation
+        if setup.batch.tokens == "per_step":
+            self._load_data()
+            mark(f"s{number}.data")
+        for micro_batch in range(accumulation):
+            if setup.batch.tokens == "per_micro_batch":
+                self._load_data()
+            if micro_batch == 0 and self.optimizer is not None and _zeroes_at(setup, "start"):
+                self._zero_grad()
+            self._set_gradient_sync(micro_batch == accumulation - 1)
+            loss, logits = self._forward()
+            mark(f"s{number}.fwd{micro_batch}")
+            self.tape.backward(loss)
+            mark(f"s{number}.bwd{micro_batch}")
+            del logits
+            if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
+                self.recorder.sync(self.recorder.record(COMPUTE))
+            del loss
+        self._optimize(number)
+
+    def _forward(self) -> tuple[Tensor, Tensor | None]:
+        """Forward and loss under the strategy's contexts; the logits are returned where the script keeps them."""
+        tape, config = self.tape, self.config
+        with self._autocast(), self._offload():
+            with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
+                logits = self.model(self.tokens)
+            with tape.phase(Phase.LOSS, Owner.LOSS, "loss"):
+                logits.storage.belongs_to(Owner.LOSS)
+                loss = self._loss(logits)
+        return loss, (logits if config.keep_logits else None)
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        """F.cross_entropy over all tokens; the fp32 copy of the logits dies when it returns."""
+        targets = self.targets
+        assert isinstance(targets, Tensor)
+        flat: ModelTensor = logits.view(-1, logits.shape[-1])
+        flat_targets = targets.alias((prod(targets.shape),))
+        return _cross_entropy(self.tape, flat.float() if self.config.logits == "loss_upcast" else flat, flat_targets)
+
+    def _optimize(self, number: int) -> None:
+        setup, mark, tape = self.setup, self.recorder.mark, self.tape
+        optimizer = self.optimizer
+        if optimizer is None or setup.optimizer is None:
+            return
+        if setup.optimizer.clip_norm is not None:
+            with tape.phase(Phase.CLIP, Owner.OTHER):
+                sharded = setup.fsdp is not None and setup.fsdp.degree > 1
+                clip_grad_norm(tape, self.parameters, sharded)
+            mark(f"s{number}.clip")
+        with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
+            optimizer.step()
+        mark(f"s{number}.opt")
+        if _zeroes_at(setup, "end"):
+            self._zero_grad()
+            mark(f"s{number}.zero")
+
+    # -- parts -------------------------------------------------------------------------------------------------
+    def _load_data(self) -> None:
+        """New token and target ids; the previous ones die as the names are rebound."""
+        shape = (self.setup.batch.micro_batch, self.setup.batch.seq_len)
+        with self.tape.phase(Phase.DATA, Owner.OTHER):
+            self.tokens = self.tape.empty(shape, "int64")
+            self.targets = self.tape.empty(shape, "int64")
+
+    def _zero_grad(self) -> None:
+        assert self.optimizer is not None
+        with self.tape.phase(Phase.ZERO_GRAD, Owner.OTHER):
+            self.optimizer.zero_grad()
+
+    def _set_gradient_sync(self, last: bool) -> None:
+        fsdp = self.setup.fsdp
+        if self.communication is not None and fsdp is not None and fsdp.gradient_sync == "last":
+            for unit in self.communication.units:
+                unit.reduces = last
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        with self.tape.autocast(self.setup.precision.compute if self.setup.precision.autocast else None):
+            yield
+
+    @contextmanager
+    def _offload(self) -> Iterator[None]:
+        """save_on_cpu around the whole forward where the setup asks for it."""
+        if self.setup.offload != "saved_tensors":
+            yield
+            return
+        self.tape.hooks.append(SaveOnCpu(self.tape))
+        try:
+            yield
+        finally:
+            self.tape.hooks.pop()
+
+    def finish(self) -> None:
+        """Break the cycles between modules and units, so that everything dies without the collector."""
+        for unit in self.communication.units if self.communication is not None else []:
+            for module in unit.modules:
+                module.hooks = None
+
+
+def _cross_entropy(tape: Tape, logits: ModelTensor, targets: ModelTensor) -> Tensor:
+    result: Tensor = tape.rules["cross_entropy"](tape, logits, targets)
+    return result
+
+
+def _zeroes_at(setup: Setup, when: str) -> bool:
+    return setup.optimizer is not None and setup.optimizer.zero_grad == when
+
+
+def _unwrapped(model: Module) -> Module:
+    """The model as the optimizer sees it: wrappers add no parameters and keep the order."""
+    return model

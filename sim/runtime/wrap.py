@@ -1,0 +1,140 @@
+"""Strategies as wrappers: which layers become regions, which modules become FSDP units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.model.calls import Tensor
+from sim.model.module import Module, ModuleList, Parameter
+from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.offload import SaveOnCpu
+from sim.runtime.selective import policy
+from sim.runtime.sharding.fsdp2 import Communication, Unit
+from sim.runtime.sharding.policy import UnitPolicy
+from sim.runtime.tape import Tape
+from sim.scenario.setup import Checkpoint, Fsdp, Precision, Setup
+
+
+class Segment(Module):
+    """Consecutive layers as one function."""
+
+    def __init__(self, layers: list[Module]) -> None:
+        self.layers = layers
+        self.path = layers[0].path
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, *rest)
+        return x
+
+
+class OffloadInputs(Module):
+    """A checkpointed layer under save_on_cpu: only what the region keeps (its inputs) goes to the host."""
+
+    def __init__(self, tape: Tape, module: Module) -> None:
+        self.tape = tape
+        self.module = module
+        self.path = module.path
+
+    def forward(self, *arguments: Any) -> Any:
+        self.tape.hooks.append(SaveOnCpu(self.tape))
+        try:
+            return self.module(*arguments)
+        finally:
+            self.tape.hooks.pop()
+
+
+def layers_of(model: Module) -> ModuleList:
+    """The repeated blocks of a network."""
+    layers = vars(model)["layers"]
+    assert isinstance(layers, ModuleList)
+    return layers
+
+
+def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -> list[Module]:
+    """Replace layers by regions. Returns, per layer, the module that FSDP wraps when it wraps outside."""
+    layers = layers_of(model)
+    blocks = list(layers)
+    if checkpoint is None:
+        return blocks
+    select = policy(checkpoint.save) if checkpoint.save else None
+    limit = len(blocks) if checkpoint.first is None else checkpoint.first
+    size, outer, regions = checkpoint.segment, list(blocks), []
+    for number, start in enumerate(range(0, len(blocks), size)):
+        part = blocks[start : start + size]
+        chosen = (number + 1) % checkpoint.every == 0 and start + len(part) <= limit
+        if not chosen:
+            regions.extend(part)
+            continue
+        inner = part[0] if size == 1 else Segment(part)
+        region = CheckpointWrapper(tape, inner, select, checkpoint.early_stop)
+        regions.append(region)
+        if size == 1:
+            outer[start] = region
+    layers.items = regions
+    return outer
+
+
+def offload_inputs(tape: Tape, model: Module) -> None:
+    """save_on_cpu around every layer's call."""
+    layers = layers_of(model)
+    layers.items = [OffloadInputs(tape, layer) for layer in layers.items]
+
+
+def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPolicy:
+    """PyTorch's MixedPrecisionPolicy and the rest, for one unit."""
+    mixed = not precision.autocast and precision.compute != precision.parameters
+    return UnitPolicy(
+        shard_ranks=fsdp.degree,
+        replicas=fsdp.replicas,
+        reshard_after_forward=reshard,
+        original_dtype=precision.parameters,
+        param_dtype=precision.compute if mixed else None,
+        reduce_dtype=precision.reduce,
+        cast_inputs=precision.compute if mixed and fsdp.cast_forward_inputs else None,
+        cpu_offload=fsdp.cpu_offload,
+        reduce_scatter_buffers=fsdp.reduce_scatter_buffers,
+    )
+
+
+def apply_fsdp(tape: Tape, model: Module, blocks: list[Module], outer: list[Module], setup: Setup) -> Communication:
+    """fully_shard every block, then the root; `outer` are the blocks as wrapped by checkpointing."""
+    fsdp, precision = setup.fsdp, setup.precision
+    assert fsdp is not None
+    communication = Communication()
+    wrapped = outer if fsdp.wrap == "fsdp(checkpoint)" else blocks
+    own: list[tuple[str, Module, list[Parameter], bool | int]] = []
+    last = len(blocks) - 1
+    for i, block in enumerate(blocks):
+        reshard = fsdp.reshard_after_forward
+        decided: bool | int = i < last if reshard == "torchtitan" else reshard  # type: ignore[assignment]
+        own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
+    taken = {id(p) for _, _, slots, _ in own for p in slots}
+    rest = [p for p in model.parameters() if id(p) not in taken]
+    root_reshard = fsdp.root_reshard_after_forward
+    parts = vars(model)
+    if fsdp.units == "torchtitan_2026":
+        embedding, norm, head = parts["tok_embeddings"], parts["norm"], parts["output"]
+        Unit(tape, communication, "root", [model], [], unit_policy(fsdp, precision, False))
+        Unit(tape, communication, "tok_embeddings", [embedding], embedding.parameters(), unit_policy(fsdp, precision, True))
+        tail = norm.parameters() + head.parameters()
+        last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
+    else:
+        Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, root_reshard or False))
+        last_unit = None
+    for name, module, slots, reshard_block in own:
+        Unit(tape, communication, name, [module], slots, unit_policy(fsdp, precision, reshard_block))
+    if last_unit is not None:
+        Unit(tape, communication, *last_unit)
+    _prefetch_lists(communication, fsdp)
+    return communication
+
+
+def _prefetch_lists(communication: Communication, fsdp: Fsdp) -> None:
+    """set_modules_to_forward_prefetch / _backward_prefetch over the blocks."""
+    blocks = [u for u in communication.units if u.name.startswith("layers.")]
+    for i, unit in enumerate(blocks):
+        if fsdp.forward_prefetch:
+            unit.forward_prefetch = blocks[i + 1 : i + 1 + fsdp.forward_prefetch]
+        if fsdp.backward_prefetch is not None and i:
+            unit.backward_prefetch = blocks[max(0, i - fsdp.backward_prefetch) : i][::-1]
