@@ -21,7 +21,7 @@ from sim.cost.host import HostForm, load_framework
 from sim.cost.memory import MemoryForm, MemoryTime
 from sim.cost.overlap import ALONE, LEVELS, OverlapForm
 from sim.cost.profile import Profile, profile_for
-from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Work
+from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +128,19 @@ class CostModel:
         for name, figure in self.host.figures:
             yield f"host.{name}", figure
 
-    def _time(self, work: Work) -> GemmTime | AttentionTime | MemoryTime:
+    def _time(self, work: Gemm | Attention | Memory) -> GemmTime | AttentionTime | MemoryTime:
         figures = self.profile.figures
         if isinstance(work, Gemm):
             return GemmForm.of(figures, self.gpu).time(work)
         if isinstance(work, Attention):
             return AttentionForm.of(figures, self.gpu, work).time(work)
-        assert not isinstance(work, Fixed)
         return MemoryForm.of(figures, self.gpu, work.family).time(work)
 
     @staticmethod
-    def _form_name(work: Work) -> tuple[str, tuple[str, ...]]:
+    def _form_name(work: Gemm | Attention | Memory) -> tuple[str, tuple[str, ...]]:
         """A form's name and the figures that it reads, by prefix."""
         if isinstance(work, Gemm):
             return "gemm", ("gemm.",)
         if isinstance(work, Attention):
             return "attention", (f"attention.{work.generation}.", "gemm.bandwidth_efficiency")
-        assert not isinstance(work, Fixed)
         return f"memory: {work.family}", (f"memory.{work.family}.",)

@@ -10,12 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, cast
 
 from ruamel.yaml import YAML
 
 from sim.cost.figures import LABELS, CostError, Figure, Figures, Label, carry, unknown
 from sim.cost.gpu import Gpu, fabric_bytes_per_s, tensor_peak_flops_per_ns
+
+EVIDENCE = ("label", "source", "error")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 HOPPER_FLOPS_PER_S = 700e12
 """Dense 16-bit peak from which a GPU without a profile is taken for Hopper or later (H100 PCIe: 756, MI250X: 383)."""
@@ -56,12 +60,12 @@ def profile_for(gpu: Gpu, name: str | None = None) -> Profile:
     A profile of another GPU may be named on purpose; its figures are then labelled scaled.
     """
     listing = next((p for p in map(load_profile, profile_names()) if gpu.name in p.gpus), None)
-    if name is None or name == assumed_name(gpu):
-        return listing if listing is not None and name is None else assumed_profile(gpu)
-    chosen = load_profile(name)
-    if listing is not None and listing.name == name:
-        return chosen
-    return Profile(name, chosen.description, (gpu.name,), chosen.figures.overlaid(name, {}, was=name))
+    if name == assumed_name(gpu) or (name is None and listing is None):
+        return assumed_profile(gpu)
+    if listing is not None and name in (None, listing.name):
+        return listing
+    chosen = load_profile(name or "")
+    return Profile(chosen.name, chosen.description, (gpu.name,), chosen.figures.overlaid(chosen.name, {}, chosen.name))
 
 
 def assumed_name(gpu: Gpu) -> str:
@@ -108,20 +112,31 @@ def read_yaml(path: str) -> dict[str, Any]:
     return cast("dict[str, Any]", YAML(typ="safe", pure=True).load(text))
 
 
-def flatten(owner: str, node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Figure]]:
-    """Figures of a nested mapping under dotted names. Raises CostError where a leaf is no complete figure."""
-    for key, value in node.items():
-        name = f"{prefix}{key}"
-        if not isinstance(value, Mapping):
-            raise CostError(f"{owner}: {name}: a figure has value, label and source, or is a group of figures")
-        if "value" not in value:
-            yield from flatten(owner, value, f"{name}.")
+def flatten(
+    owner: str, group: Mapping[str, Any], prefix: str = "", shared: Mapping[str, str] = NOTHING
+) -> Iterator[tuple[str, Figure]]:
+    """Figures of a nested mapping under dotted names.
+
+    A leaf is a number, or {value, label, source, error}; what it leaves out is said once by a group around it. A leaf
+    with its own source does not inherit a fit error. Raises CostError for a leaf without value, label or source.
+    """
+    shared = {**shared, **{key: group[key] for key in EVIDENCE if key in group}}
+    for key, entry in group.items():
+        if key in EVIDENCE:
             continue
-        missing = {"value", "label", "source"} - set(value)
-        strange = set(value) - {"value", "label", "source", "error"}
-        if missing or strange or value["label"] not in LABELS:
-            raise CostError(
-                f"{owner}: {name}: value, label ({', '.join(LABELS)}), source and perhaps error are expected"
-            )
-        label = cast(Label, value["label"])
-        yield name, Figure(float(value["value"]), label, str(value["source"]), str(value.get("error", "")))
+        name = f"{prefix}{key}"
+        if isinstance(entry, Mapping) and "value" not in entry:
+            yield from flatten(owner, entry, f"{name}.", shared)
+            continue
+        leaf = dict(entry) if isinstance(entry, Mapping) else {"value": entry}
+        inherited = {k: v for k, v in shared.items() if k != "error" or "source" not in leaf}
+        yield name, read_figure(f"{owner}: {name}", {**inherited, **leaf})
+
+
+def read_figure(place: str, leaf: Mapping[str, Any]) -> Figure:
+    """A figure from its mapping; `place` starts the message of the CostError."""
+    complete = {"value", "label", "source"} <= set(leaf) <= {"value", *EVIDENCE}
+    if not complete or leaf["label"] not in LABELS or not isinstance(leaf["value"], int | float):
+        raise CostError(f"{place}: a number with label ({', '.join(LABELS)}) and source is expected, and perhaps error")
+    label = cast(Label, leaf["label"])
+    return Figure(float(leaf["value"]), label, leaf["source"], leaf.get("error", ""))
