@@ -1,0 +1,120 @@
+"""Time of a matrix product: tiles in waves over the SMs, split-K, or the bytes moved.
+
+    t = t0 + max(T_tensor, T_memory),  T_memory = bytes / (eta BW)
+    T_tensor = min over tiles a, b in {64, 128, 256}, split s in {1, 2, 4, 8, 16} of
+        ceil(batch ceil(M/a) ceil(N/b) s / SM) * 2 a b (K/s + K0) (1 + c (1/a + 1/b)) / (rate of one SM)
+        + (s > 1) 8 s batch M N / (eta BW)                                  (fp32 partial sums written and read)
+    rate of one SM = E peak / SM * (1 + c (1/256 + 1/128)), so E is the rate at a tile of 256 x 128 and large K.
+
+Source: COSTS.md 1.1, fitted there to cuBLAS rows of ai-dynamo/aiconfigurator. `batch` multiplies the tile count (a
+strided-batched product fills the SMs with tiles of all its members); this is assumed, no batched row was fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from sim.cost.figures import Figures
+from sim.cost.gpu import Gpu, peak_flops_per_ns
+from sim.program.kernels import ITEM_BYTES, Gemm
+
+TILES = (64, 128, 256)
+SPLITS = (1, 2, 4, 8, 16)
+SPLIT_BYTES_PER_OUTPUT = 8  # fp32 written by each split and read back by the reduction
+FP8_QUANTIZE_BYTES = 3  # per element of A: read in 16 bit, written in 8 (COSTS.md 1.5; +-25 %)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTime:
+    """The chosen tiling and what each bound asks. Times in ns; total = fixed + max(tensor, memory)."""
+
+    tile_m: int
+    tile_n: int
+    split_k: int
+    tiles: int
+    waves: int
+    bytes: int
+    tensor_ns: float
+    memory_ns: float
+    fixed_ns: float
+
+    @property
+    def bound(self) -> str:
+        return "tensor cores" if self.tensor_ns >= self.memory_ns else "memory"
+
+    @property
+    def total_ns(self) -> float:
+        return self.fixed_ns + max(self.tensor_ns, self.memory_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmForm:
+    """The form's constants: E, c, K0 and eta are fractions or counts, t0 is `fixed_ns`."""
+
+    gpu: Gpu
+    efficiency: float
+    tile_edge_cost: float
+    k_overhead: float
+    fixed_ns: float
+    bandwidth_efficiency: float
+
+    @classmethod
+    def of(cls, figures: Figures, gpu: Gpu) -> GemmForm:
+        return cls(
+            gpu=gpu,
+            efficiency=figures["gemm.efficiency"],
+            tile_edge_cost=figures["gemm.tile_edge_cost"],
+            k_overhead=figures["gemm.k_overhead"],
+            fixed_ns=figures["gemm.fixed_us"] * 1e3,
+            bandwidth_efficiency=figures["gemm.bandwidth_efficiency"],
+        )
+
+    def time(self, work: Gemm) -> GemmTime:
+        """The fastest tiling for `work`; the first in order of tile_m, tile_n, split among equals."""
+        bytes_per_ns = self.bandwidth_efficiency * self.gpu.memory_bandwidth_bytes_per_s / 1e9
+        moved_bytes = gemm_bytes(work)
+        tensor_ns, tile_m, tile_n, split, tiles = min(
+            (self._tiling_ns(work, a, b, s, bytes_per_ns), a, b, s, tile_count(work, a, b, s))
+            for a in TILES
+            for b in TILES
+            for s in SPLITS
+        )
+        return GemmTime(
+            tile_m=tile_m,
+            tile_n=tile_n,
+            split_k=split,
+            tiles=tiles,
+            waves=ceil(tiles / self.gpu.sms),
+            bytes=moved_bytes,
+            tensor_ns=tensor_ns,
+            memory_ns=moved_bytes / bytes_per_ns,
+            fixed_ns=self.fixed_ns,
+        )
+
+    def _tiling_ns(self, work: Gemm, a: int, b: int, split: int, bytes_per_ns: float) -> float:
+        c = self.tile_edge_cost
+        sm_flops_per_ns = self.efficiency * peak_flops_per_ns(self.gpu, work.dtype) / self.gpu.sms
+        sm_flops_per_ns *= 1 + c * (1 / 256 + 1 / 128)
+        tile_flops = 2 * a * b * (work.k / split + self.k_overhead) * (1 + c * (1 / a + 1 / b))
+        ns = ceil(tile_count(work, a, b, split) / self.gpu.sms) * tile_flops / sm_flops_per_ns
+        if split > 1:
+            ns += SPLIT_BYTES_PER_OUTPUT * split * work.batch * work.m * work.n / bytes_per_ns
+        return ns
+
+
+def tile_count(work: Gemm, tile_m: int, tile_n: int, split: int) -> int:
+    """Tiles that the SMs share: of all batch members and all splits of K."""
+    return work.batch * ceil(work.m / tile_m) * ceil(work.n / tile_n) * split
+
+
+def gemm_bytes(work: Gemm) -> int:
+    """Bytes read and written: both inputs, the output (16 bit for fp8 inputs), C once more where it accumulates.
+
+    An fp8 product includes the pass that quantises A, as the measured ones do.
+    """
+    item = ITEM_BYTES[work.dtype]
+    out = 2 if work.dtype == "fp8" else item
+    inputs = item * (work.m * work.k + work.k * work.n)
+    quantize = FP8_QUANTIZE_BYTES * work.m * work.k if work.dtype == "fp8" else 0
+    return work.batch * (inputs + quantize + out * work.m * work.n * (2 if work.accumulate else 1))

@@ -1,0 +1,146 @@
+"""CostModel: how long does this kernel, copy or collective take alone, and under contention?
+
+    model = CostModel.for_gpu(find_gpu("h100"))
+    model.kernel_ns(Kernel("aten::mm", Gemm(m=8192, n=4096, k=4096)))
+
+Durations are integer nanoseconds. Each distinct piece of work is priced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+
+from sim.cost.attention import AttentionForm, AttentionTime
+from sim.cost.collective import CollectiveCost, CollectiveForm, Placement
+from sim.cost.copy import CopyCost, Direction, copy_cost
+from sim.cost.figures import Figure
+from sim.cost.gemm import GemmForm, GemmTime
+from sim.cost.gpu import Gpu
+from sim.cost.host import HostForm, load_framework
+from sim.cost.memory import MemoryForm, MemoryTime
+from sim.cost.overlap import ALONE, LEVELS, OverlapForm
+from sim.cost.profile import Profile, profile_for
+from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a kernel takes its time: the form, what bounds it, its parts, and the figures behind it."""
+
+    kernel: str
+    form: str
+    bound: str
+    parts: dict[str, float | int]
+    level_ns: tuple[int, ...]
+    """Duration alone, beside a copy engine, beside a collective."""
+    figures: dict[str, Figure]
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Prices for one GPU with one profile under one framework. Make it with `for_gpu`."""
+
+    gpu: Gpu
+    profile: Profile
+    host: HostForm
+    collectives: CollectiveForm
+    overlap: OverlapForm
+    _alone_ns: dict[Work, int] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def for_gpu(
+        cls,
+        gpu: Gpu,
+        profile_name: str | None = None,
+        framework: str = "eager",
+        network_bytes_per_s: float | None = None,
+    ) -> CostModel:
+        """The model for `gpu`. `profile_name` None: the profile of this GPU, or one assumed from its datasheet.
+
+        `network_bytes_per_s`: one GPU's line rate to other nodes, per direction (None: the usual node's). Raises
+        CostError (a ValueError) for a profile or framework that does not exist, listing those that do.
+        """
+        profile = profile_for(gpu, profile_name)
+        return cls(
+            gpu=gpu,
+            profile=profile,
+            host=load_framework(framework),
+            collectives=CollectiveForm.of(profile.figures, gpu, network_bytes_per_s),
+            overlap=OverlapForm.of(profile.figures, gpu),
+        )
+
+    def kernel_ns(self, kernel: Kernel) -> int:
+        """Duration of `kernel` with the GPU to itself."""
+        work = kernel.work
+        if work not in self._alone_ns:
+            self._alone_ns[work] = work.duration_ns if isinstance(work, Fixed) else round(self._time(work).total_ns)
+        return self._alone_ns[work]
+
+    def contended_ns(self, kernel: Kernel, level: int) -> int:
+        """Duration at a contention level: 0 alone, 1 a copy engine is busy, 2 a collective runs on the same GPU."""
+        return round(self.kernel_ns(kernel) * self.overlap.factor(kernel.work, level))
+
+    def collective(self, collective: Collective, placement: Placement) -> CollectiveCost:
+        """Latency and flow of a collective whose group lies as `placement` (a `Span` of the mesh) says."""
+        return self.collectives.cost(collective, placement)
+
+    def send(self, size_bytes: int, same_node: bool) -> CollectiveCost:
+        """Latency and flow of a send and its recv."""
+        return self.collectives.send(size_bytes, same_node)
+
+    def copy(self, size_bytes: int, direction: Direction, pinned: bool = True) -> CopyCost:
+        """Latency and flow of a copy between this GPU and its host."""
+        return copy_cost(self.profile.figures, size_bytes, direction, pinned)
+
+    def launch_host_ns(self, kernel: Kernel) -> int:
+        """Host time of launching `kernel`. The same for every kernel of a framework."""
+        return self.host.launch_ns
+
+    def collective_host_ns(self, collective: Collective) -> int:
+        """Host time of issuing `collective`."""
+        return self.host.collective_ns
+
+    def host_work_ns(self, work: HostWork) -> int:
+        """Host time of work that is no launch."""
+        return self.host.work_ns(work)
+
+    def driver_call_ns(self, kind: str) -> int:
+        """Host time of one driver call: "cuda_malloc", "cuda_free", "map", "unmap", "cuda_host_alloc" or
+        "synchronize"."""
+        return self.host.driver_call_ns(kind)
+
+    def explain(self, kernel: Kernel) -> Explanation:
+        """The form's parts for `kernel`, with every figure that it used."""
+        work = kernel.work
+        levels = tuple(self.contended_ns(kernel, level) for level in LEVELS)
+        if isinstance(work, Fixed):
+            return Explanation(kernel.name, "fixed", "given", {"duration_ns": levels[ALONE]}, levels, {})
+        time = self._time(work)
+        parts = {f.name: getattr(time, f.name) for f in fields(time)}
+        form, prefixes = self._form_name(work)
+        used = {n: f for n, f in self.profile.figures if n.startswith((*prefixes, "overlap."))}
+        return Explanation(kernel.name, form, time.bound, parts, levels, used)
+
+    def labels(self) -> Iterator[tuple[str, Figure]]:
+        """Every figure of this model by dotted name: the profile's, then the framework's under "host."."""
+        yield from self.profile.figures
+        for name, figure in self.host.figures:
+            yield f"host.{name}", figure
+
+    def _time(self, work: Gemm | Attention | Memory) -> GemmTime | AttentionTime | MemoryTime:
+        figures = self.profile.figures
+        if isinstance(work, Gemm):
+            return GemmForm.of(figures, self.gpu).time(work)
+        if isinstance(work, Attention):
+            return AttentionForm.of(figures, self.gpu, work).time(work)
+        return MemoryForm.of(figures, self.gpu, work.family).time(work)
+
+    @staticmethod
+    def _form_name(work: Gemm | Attention | Memory) -> tuple[str, tuple[str, ...]]:
+        """A form's name and the figures that it reads, by prefix."""
+        if isinstance(work, Gemm):
+            return "gemm", ("gemm.",)
+        if isinstance(work, Attention):
+            return "attention", (f"attention.{work.generation}.", "gemm.bandwidth_efficiency")
+        return f"memory: {work.family}", (f"memory.{work.family}.",)

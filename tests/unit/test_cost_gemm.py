@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sim.cost.figures import CostError
+from sim.cost.gemm import GemmForm
+from sim.cost.profile import load_profile
+from sim.program.kernels import Gemm
+from tests.unit.cost_fixtures import A100, H100, TEN_SMS, FakeGpu, measured
+
+PLAIN = GemmForm(
+    gpu=TEN_SMS, efficiency=0.5, tile_edge_cost=0.0, k_overhead=0.0, fixed_ns=1000.0, bandwidth_efficiency=1.0
+)
+"""500 FLOP/ns per SM, no cost of tile edges or K, 1 us, full bandwidth."""
+
+
+def shipped(profile: str, gpu: FakeGpu) -> GemmForm:
+    return GemmForm.of(load_profile(profile).figures, gpu)
+
+
+def test_the_fastest_tiling_is_the_one_worked_out_by_hand() -> None:
+    # 256 x 256 x 2048 on 10 SMs: 16 tiles of 64 x 64, K split by 8 = 128 tiles in 13 waves of 2*64*64*256/500 ns,
+    # and 8 partial fp32 sums written and read: 8 * 8 * 65536 bytes at 1000 bytes/ns. Without a split, 16 tiles take
+    # 2 waves of 2*64*64*2048/500, 67,109 ns.
+    time = PLAIN.time(Gemm(m=256, n=256, k=2048))
+    by_hand = 13 * 2 * 64 * 64 * 256 / 500 + 8 * 8 * 65536 / 1000
+    assert by_hand < 67_108
+    assert (time.tile_m, time.tile_n, time.split_k, time.tiles, time.waves) == (64, 64, 8, 128, 13)
+    assert time.tensor_ns == pytest.approx(by_hand, rel=1e-12)
+    assert time.total_ns == pytest.approx(1000 + by_hand, rel=1e-12)
+    assert time.bound == "tensor cores"
+
+
+def test_tile_edges_and_k_overhead_enter_as_written() -> None:
+    # One 64 x 64 tile on each of the 10 SMs.
+    form = replace(PLAIN, tile_edge_cost=8.0, k_overhead=100.0)
+    rate = 500 * (1 + 8 * (1 / 256 + 1 / 128))
+    by_hand = 2 * 64 * 64 * (64 + 100) * (1 + 8 * (2 / 64)) / rate
+    assert form.time(Gemm(m=64, n=640, k=64)).tensor_ns == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_a_skinny_product_takes_the_time_of_its_bytes() -> None:
+    work = Gemm(m=1, n=8192, k=8192)
+    bytes_moved = 2 * (8192 + 8192 * 8192 + 8192)
+    form = replace(PLAIN, gpu=H100, bandwidth_efficiency=0.8)
+    assert form.time(work).bytes == bytes_moved
+    assert form.time(work).bound == "memory"
+    assert form.time(work).total_ns == pytest.approx(1000 + bytes_moved / (0.8 * 3350), rel=1e-12)
+
+
+def test_a_partly_filled_wave_costs_as_much_as_a_full_one() -> None:
+    # 9, 10 and 11 tiles on 10 SMs; so short a K that splitting it does not pay.
+    form = replace(PLAIN, k_overhead=10_000.0)
+    nine, ten, eleven = (form.time(Gemm(m=64, n=64 * tiles, k=64)).tensor_ns for tiles in (9, 10, 11))
+    assert nine == ten == pytest.approx(2 * 64 * 64 * 10_064 / 500, rel=1e-12)
+    assert eleven == pytest.approx(2 * ten, rel=1e-12)
+
+
+def test_a_batch_multiplies_the_tiles_and_the_bytes() -> None:
+    one, eight = (PLAIN.time(Gemm(m=256, n=256, k=256, batch=b)) for b in (1, 8))
+    assert eight.bytes == 8 * one.bytes
+    assert eight.tiles % 8 == 0
+    full = [PLAIN.time(Gemm(m=2560, n=2560, k=512, batch=b)).tensor_ns for b in (1, 2, 4)]
+    assert full[1] == pytest.approx(2 * full[0], rel=0.02)
+    assert full[2] == pytest.approx(4 * full[0], rel=0.02)
+
+
+def test_accumulation_reads_the_output_too() -> None:
+    plain, added = (PLAIN.time(Gemm(m=64, n=64, k=64, accumulate=a)).bytes for a in (False, True))
+    assert added - plain == 2 * 64 * 64
+
+
+def test_full_fp32_uses_the_fp32_peak_and_not_tf32() -> None:
+    bf16, fp32 = (shipped("h100-sxm", H100).time(Gemm(8192, 8192, 8192, d)).tensor_ns for d in ("bf16", "fp32"))
+    assert fp32 / bf16 == pytest.approx(989.4 / 66.9, rel=1e-9)
+
+
+def test_a_dtype_without_a_peak_is_refused() -> None:
+    with pytest.raises(CostError, match="ten-sms has no fp16 peak"):
+        PLAIN.time(Gemm(64, 64, 64, "fp16"))
+
+
+@pytest.mark.parametrize(("profile", "gpu"), [("h100-sxm", H100), ("a100-sxm-80", A100)])
+def test_more_work_never_takes_less_time_and_no_rate_exceeds_the_peak(profile: str, gpu: FakeGpu) -> None:
+    form = shipped(profile, gpu)
+    sizes = (1, 64, 100, 256, 1000, 4096, 20_000)
+    for m in sizes:
+        for n in sizes:
+            times = [form.time(Gemm(m, n, k)).total_ns for k in sizes]
+            assert times == sorted(times)
+            for k, ns in zip(sizes, times):
+                assert 2 * m * n * k / ns * 1e9 <= gpu.peak_flops_per_s("bf16")
+
+
+def test_a_large_product_approaches_the_profiles_efficiency() -> None:
+    work = Gemm(32_768, 32_768, 32_768)
+    rate = work.flops / shipped("h100-sxm", H100).time(work).total_ns * 1e9
+    assert 0.97 * 0.78 < rate / 989.4e12 < 1.03 * 0.78
+
+
+def errors_on_file(form: GemmForm, gpu: str, every: int) -> np.ndarray:
+    """|predicted / measured - 1| on the train region (M >= 1024, N, K >= 512) of the bf16 file, every n-th row."""
+    rows = pd.read_csv(measured("gemm.csv.gz")).query(
+        f"gpu == '{gpu}' and dtype == 'bfloat16' and m >= 1024 and n >= 512 and k >= 512"
+    )[::every]
+    predicted = np.array([form.time(Gemm(r.m, r.n, r.k)).total_ns for r in rows.itertuples()])
+    return np.abs(predicted / (rows.us.to_numpy() * 1e3) - 1)
+
+
+@pytest.mark.parametrize(
+    ("profile", "gpu", "file_gpu", "fitted_efficiency", "published_median"),
+    [("h100-sxm", H100, "h100_sxm", 0.875, 0.043), ("a100-sxm-80", A100, "a100_sxm", 0.907, 0.047)],
+)
+def test_with_the_files_own_rate_the_form_reproduces_the_published_fit(
+    profile: str, gpu: FakeGpu, file_gpu: str, fitted_efficiency: float, published_median: float
+) -> None:
+    form = replace(shipped(profile, gpu), efficiency=fitted_efficiency)
+    assert abs(np.median(errors_on_file(form, file_gpu, every=5)) - published_median) < 0.01
+
+
+def test_the_provisional_h100_rate_stays_near_the_fastest_file() -> None:
+    median = np.median(errors_on_file(shipped("h100-sxm", H100), "h100_sxm", every=5))
+    print(f"H100 GEMM, shipped rate, median error {median:.1%}")
+    assert median < 0.15
