@@ -16,7 +16,7 @@ PARSERS = [
 
 
 @settings(max_examples=EXAMPLES)
-@given(data=st.data(), whole=st.integers(0, 10**9), thousandths=st.integers(0, 999), space=st.sampled_from(["", " "]))
+@given(data=st.data(), whole=st.integers(0, 4000), thousandths=st.integers(0, 999), space=st.sampled_from(["", " "]))
 def test_a_quantity_is_its_number_times_its_unit(data, whole, thousandths, space):
     parse, known = data.draw(st.sampled_from(PARSERS))
     unit = data.draw(st.sampled_from(sorted(known)))
