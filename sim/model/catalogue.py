@@ -1,0 +1,215 @@
+"""Models by name or from a Hugging Face config.json, completed with what an implementation's code does.
+
+Shapes come from `presets.yaml` or the user's config.json; which tensors are saved depends on whose code runs
+(`IMPLEMENTATIONS`); any field may then be overridden. The result is a checked `ModelConfig`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from sim.model.config import Family, Implementation, ModelConfig
+
+Fields = dict[str, Any]
+"""Fields of ModelConfig by name, not yet complete."""
+
+GPT_BLOCKS: Fields = {"norm": "layer_norm", "rope": "none", "bias": True, "tied_embeddings": True}
+
+IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
+    ("llama", "torchtitan"): {"norm": "fused", "rope": "complex", "gqa": "repeat", "logits": "loss_upcast"},
+    ("llama", "transformers"): {
+        "norm": "manual",
+        "rope": "half",
+        "gqa": "sdpa",
+        "logits": "loss_upcast",
+        "keep_logits": True,
+    },
+    ("gpt", "nanogpt"): GPT_BLOCKS | {"activation": "gelu_tanh", "logits": "keep_dtype"},
+    ("gpt", "transformers"): GPT_BLOCKS
+    | {"activation": "gelu_new", "dropout": 0.1, "logits": "loss_upcast", "keep_logits": True},
+    ("gpt", "megatron"): GPT_BLOCKS
+    | {"activation": "gelu", "dropout": 0.1, "attention": "unfused", "logits": "loss_upcast"},
+}
+"""What each code does where the user says nothing. The first implementation of a family is its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with a model: the field to blame, its value, what is the matter, the names allowed (if any)."""
+
+    field: str
+    value: Any
+    message: str
+    allowed: tuple[str, ...] = ()
+
+
+class ModelError(ValueError):
+    """All faults of one model."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(f"{fault.field}: {fault.message}" for fault in self.faults))
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names accepted as `preset`."""
+    return tuple(_presets())
+
+
+def implementations_of(family: Family) -> tuple[Implementation, ...]:
+    """Whose code can be imitated for a family; the first is the default."""
+    return tuple(implementation for known, implementation in IMPLEMENTATIONS if known == family)
+
+
+def preset_shapes(name: str) -> Fields:
+    """Published shapes of a preset. Raises ModelError."""
+    try:
+        return dict(_presets()[name])
+    except KeyError:
+        raise ModelError([Fault("preset", name, "", preset_names())]) from None
+
+
+def build_model(
+    name: str, shapes: Fields, implementation: str | None = None, overrides: Fields | None = None
+) -> ModelConfig:
+    """A complete ModelConfig: shapes, then the implementation's choices, then overrides. Raises ModelError.
+
+    `shapes` holds at least family, layers, hidden, heads, vocab, max_positions and ffn_hidden. head_dim follows
+    hidden / heads unless the shapes or the overrides fix it; kv_heads follows heads likewise.
+    """
+    family, overrides = shapes["family"], overrides or {}
+    known = implementations_of(family)
+    implementation = implementation or known[0]
+    if implementation not in known:
+        raise ModelError([Fault("implementation", implementation, f"no such code for the {family} family;", known)])
+    values = {**IMPLEMENTATIONS[family, implementation], **shapes, **overrides}
+    values.setdefault("kv_heads", values["heads"])
+    faults = check_shapes(values)
+    if faults:
+        raise ModelError(faults)
+    values.setdefault("head_dim", values["hidden"] // values["heads"])
+    return ModelConfig(**{**values, "name": name, "implementation": implementation})
+
+
+def check_shapes(values: Fields) -> list[Fault]:
+    """What cannot be built: counts below 1, heads that do not divide hidden, kv_heads that do not divide heads."""
+    counts = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "max_positions")
+    faults = [
+        Fault(field, values[field], "a count of at least 1 is expected")
+        for field in counts
+        if field in values and (type(values[field]) is not int or values[field] < 1)
+    ]
+    if faults:
+        return faults
+    hidden, heads, kv_heads = values["hidden"], values["heads"], values["kv_heads"]
+    head_dim = values.get("head_dim", hidden // heads)
+    if "head_dim" not in values and hidden % heads:
+        faults.append(Fault("heads", heads, f"must divide hidden ({hidden}), or give head_dim"))
+    elif values.get("rope", "complex") != "none" and head_dim % 2:
+        faults.append(Fault("head_dim", head_dim, "must be even: rotary positions turn pairs"))
+    if heads % kv_heads:
+        faults.append(Fault("kv_heads", kv_heads, f"must divide heads ({heads})"))
+    if not 0 <= values.get("dropout", 0.0) < 1:
+        faults.append(Fault("dropout", values["dropout"], "a probability from 0 to below 1 is expected"))
+    return faults
+
+
+def overridable_fields() -> tuple[str, ...]:
+    """Fields of ModelConfig that a scenario may set one by one."""
+    fixed = ("name", "family", "implementation")
+    return tuple(field.name for field in fields(ModelConfig) if field.name not in fixed)
+
+
+LLAMA_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "ffn_hidden": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab": "vocab_size",
+    "max_positions": "max_position_embeddings",
+    "tied_embeddings": "tie_word_embeddings",
+}
+GPT2_KEYS = {
+    "layers": "n_layer",
+    "hidden": "n_embd",
+    "ffn_hidden": "n_inner",
+    "heads": "n_head",
+    "vocab": "vocab_size",
+    "max_positions": "n_positions",
+    "tied_embeddings": "tie_word_embeddings",
+}
+OPTIONAL_KEYS = ("kv_heads", "head_dim", "tied_embeddings", "ffn_hidden")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+LLAMA_ACTIVATIONS = {"silu": "silu"}
+GPT2_ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def read_huggingface_config(path: Path) -> Fields:
+    """Shapes from a Hugging Face config.json of a model type in MODEL_TYPES. Raises ModelError, all faults at once.
+
+    transformers' defaults fill keys that a file may leave out: biases in q, k, v of Qwen2, RMSNorm on q and k of Qwen3,
+    tied embeddings and 4 x hidden of GPT-2.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError([Fault("config", str(path), (error.strerror or "cannot be read").lower())]) from None
+    except ValueError as error:
+        raise ModelError([Fault("config", str(path), f"not a JSON file: {error}")]) from None
+    model_type = data.get("model_type") if isinstance(data, dict) else None
+    if model_type not in MODEL_TYPES:
+        raise ModelError([Fault("config", str(path), f"model_type {model_type} is not known;", MODEL_TYPES)])
+    shapes = _read_keys(path, data, GPT2_KEYS if model_type == "gpt2" else LLAMA_KEYS)
+    key, known = (
+        ("activation_function", GPT2_ACTIVATIONS) if model_type == "gpt2" else ("hidden_act", LLAMA_ACTIVATIONS)
+    )
+    shapes["activation"] = known.get(str(data.get(key, next(iter(known)))))
+    if shapes["activation"] is None:
+        raise ModelError([Fault("config", str(path), f"{key} {data[key]} is not known;", tuple(known))])
+    if model_type == "gpt2":
+        shapes.setdefault("ffn_hidden", 4 * shapes["hidden"])
+        shapes.setdefault("tied_embeddings", True)
+        return {"family": "gpt", **shapes}
+    if model_type == "qwen2":
+        shapes["qkv_bias"] = True
+    elif model_type == "qwen3":
+        shapes["qk_norm"] = True
+        shapes.setdefault("head_dim", 128)
+    if data.get("attention_bias") is True and model_type != "qwen2":
+        raise ModelError(
+            [Fault("config", str(path), "attention_bias: true is not modelled (it also biases the output)")]
+        )
+    return {"family": "llama", **shapes}
+
+
+def _read_keys(path: Path, data: Mapping[str, Any], keys: Mapping[str, str]) -> Fields:
+    shapes, faults = {}, []
+    for field, key in keys.items():
+        value = data.get(key)
+        if value is None:
+            if field not in OPTIONAL_KEYS or (field == "ffn_hidden" and keys is LLAMA_KEYS):
+                faults.append(Fault("config", str(path), f"{key} is missing"))
+        elif type(value) is not (bool if field == "tied_embeddings" else int):
+            faults.append(Fault("config", str(path), f"{key} is {value!r}, a number is expected"))
+        else:
+            shapes[field] = value
+    if faults:
+        raise ModelError(faults)
+    return shapes
+
+
+@cache
+def _presets() -> dict[str, Fields]:
+    text = files("sim.model").joinpath("presets.yaml").read_text(encoding="utf-8")
+    presets: dict[str, Fields] = YAML(typ="safe", pure=True).load(text)
+    return presets
