@@ -57,6 +57,7 @@ class TrainingRun:
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
         self.model: Module = build_model(self.config)
+        self.slots = list(self.model.named_parameters())  # as the optimizer sees them, whatever wraps the layers
         self.communication: Communication | None = None
         self.parameters: list[Tensor] = []
         self.optimizer: AdamW | None = None
@@ -70,7 +71,7 @@ class TrainingRun:
         blocks = list(layers_of(model))
         outer = apply_checkpoint(tape, model, setup.checkpoint)
         if setup.fsdp is not None:
-            self.communication = apply_fsdp(tape, model, blocks, outer, setup)
+            self.communication = apply_fsdp(tape, model, [slot for _, slot in self.slots], blocks, outer, setup)
         if setup.offload == "checkpoint_inputs":
             offload_inputs(tape, model)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
@@ -86,7 +87,7 @@ class TrainingRun:
         sharded: dict[int, ShardedParameter] = {}
         if self.communication is not None:
             sharded = {id(p.slot): p for unit in self.communication.units for p in unit.parameters}
-        for name, slot in _unwrapped(self.model).named_parameters():
+        for name, slot in self.slots:
             shard = sharded.get(id(slot))
             if shard is not None and self.setup.fsdp is not None and self.setup.fsdp.cpu_offload:
                 continue
@@ -226,8 +227,3 @@ def _cross_entropy(tape: Tape, logits: ModelTensor, targets: ModelTensor) -> Ten
 
 def _zeroes_at(setup: Setup, when: str) -> bool:
     return setup.optimizer is not None and setup.optimizer.zero_grad == when
-
-
-def _unwrapped(model: Module) -> Module:
-    """The model as the optimizer sees it: wrappers add no parameters and keep the order."""
-    return model

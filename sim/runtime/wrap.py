@@ -97,7 +97,9 @@ def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPo
     )
 
 
-def apply_fsdp(tape: Tape, model: Module, blocks: list[Module], outer: list[Module], setup: Setup) -> Communication:
+def apply_fsdp(
+    tape: Tape, model: Module, slots: list[Parameter], blocks: list[Module], outer: list[Module], setup: Setup
+) -> Communication:
     """fully_shard every block, then the root; `outer` are the blocks as wrapped by checkpointing."""
     fsdp, precision = setup.fsdp, setup.precision
     assert fsdp is not None
@@ -109,8 +111,8 @@ def apply_fsdp(tape: Tape, model: Module, blocks: list[Module], outer: list[Modu
         reshard = fsdp.reshard_after_forward
         decided: bool | int = i < last if reshard == "torchtitan" else reshard  # type: ignore[assignment]
         own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
-    taken = {id(p) for _, _, slots, _ in own for p in slots}
-    rest = [p for p in model.parameters() if id(p) not in taken]
+    taken = {id(p) for _, _, unit_slots, _ in own for p in unit_slots}
+    rest = [p for p in slots if id(p) not in taken]
     root_reshard = fsdp.root_reshard_after_forward
     parts = vars(model)
     if fsdp.units == "torchtitan_2026":
@@ -122,8 +124,8 @@ def apply_fsdp(tape: Tape, model: Module, blocks: list[Module], outer: list[Modu
     else:
         Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, root_reshard or False))
         last_unit = None
-    for name, module, slots, reshard_block in own:
-        Unit(tape, communication, name, [module], slots, unit_policy(fsdp, precision, reshard_block))
+    for name, module, unit_slots, reshard_block in own:
+        Unit(tape, communication, name, [module], unit_slots, unit_policy(fsdp, precision, reshard_block))
     if last_unit is not None:
         Unit(tape, communication, *last_unit)
     _prefetch_lists(communication, fsdp)

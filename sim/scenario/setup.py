@@ -13,11 +13,15 @@ from sim.model.config import ChainConfig, ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """micro_batch sequences of seq_len tokens per rank and micro-batch; `accumulation` micro-batches per step."""
+    """micro_batch sequences of seq_len tokens per rank and micro-batch; `accumulation` micro-batches per step.
+
+    `tokens`: new token ids for every micro-batch, or one set per step (used again by each micro-batch).
+    """
 
     micro_batch: int
     seq_len: int
     accumulation: int = 1
+    tokens: Literal["per_micro_batch", "per_step"] = "per_micro_batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +115,8 @@ class Setup:
     host: Host
     profile: str
     """Name of the cost profile."""
+    offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
+    """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,10 +123,11 @@ class Efficient(Op):
         product = tape.pointwise("aten::mul", q.shape, q.dtype, strides_like(q), 2 * q.bytes)
         delta = tape.pointwise("aten::sum", (batch, heads, length), "fp32", None, product.bytes, "reduce")
         plain = tape.copy(delta)
-        del plain, delta, product
+        del delta, product
         tape.scratch(scratch.efficient_backward_workspace(batch, heads, length, head_dim))
         work = _work(q, k, "efficient", True)
         tape.recorder.attention("aten::_efficient_attention_backward", work)
+        del plain
         return result
 
 

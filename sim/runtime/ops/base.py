@@ -21,7 +21,7 @@ class Op:
     backward needs stand in `node.metas` (per input) and `node.attributes`; a rule holds no tensor between the passes.
     """
 
-    node: ClassVar[str]
+    node: ClassVar[str] = ""
     aten: ClassVar[str] = ""
     number: ClassVar[int]
     saved_outputs: ClassVar[tuple[int, ...]] = ()

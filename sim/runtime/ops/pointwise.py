@@ -125,10 +125,6 @@ class MulScalar(Op):
 class _Activation(Op):
     """One kernel that saves its input; one kernel backward."""
 
-    @classmethod
-    def kernel(cls) -> str:
-        return cls.aten.replace("aten.", "aten::")
-
     @staticmethod
     def saved_inputs(node: Node, x: Tensor) -> Iterable[Tensor | None]:
         return (x,)

@@ -1,0 +1,109 @@
+"""From a recording's meta (its complete configuration) to the Setup that imitates it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.hardware.catalogue import find_gpu, make_cluster
+from sim.hardware.mesh import Mesh
+from sim.model.config import ModelConfig
+from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Setup
+
+TITAN_SELECTIVE = ("attention", "every_second_matmul")
+
+
+def llama_setup(meta: dict[str, Any]) -> Setup:
+    """Recordings under fsdp/: Llama on one GPU or under FSDP2."""
+    model = ModelConfig(
+        name="recorded", family="llama", implementation="torchtitan",
+        layers=meta["L"], hidden=meta["h"], ffn_hidden=meta["ffn"], heads=meta["heads"], kv_heads=meta["kv"],
+        head_dim=meta["h"] // meta["heads"], vocab=meta["V"], max_positions=meta["seq"],
+        norm="fused" if meta["norm"] == "fused" else "manual",
+        rope="complex" if meta["rope"] == "complex" else "cos_sin",
+        gqa=meta["gqa"],
+        logits={"float": "loss_upcast", "bf16": "keep_dtype", "model_float": "model_upcast"}[meta["loss"]],
+        keep_logits=not meta["del_logits"],
+    )  # fmt: skip
+    bf16, mixed = meta["prec"] == "bf16", meta["prec"] == "mp"
+    parameters = "bf16" if bf16 else "fp32"
+    precision = Precision(
+        parameters=parameters,
+        compute="bf16" if meta["prec"] != "fp32" else "fp32",
+        reduce="bf16" if bf16 or meta.get("bfred") else "fp32",
+        autocast=meta["prec"] == "autocast",
+    )
+    checkpoint = {
+        "none": None, "offload": None,
+        "full": Checkpoint(), "full_offload": Checkpoint(), "op": Checkpoint(save=TITAN_SELECTIVE),
+        "layer2": Checkpoint(every=2), "seg2": Checkpoint(segment=2),
+    }[meta["ac"]]  # fmt: skip
+    return _setup(
+        meta,
+        model=model,
+        batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
+        precision=precision,
+        checkpoint=checkpoint,
+        fsdp=_fsdp(meta, mixed) if meta["world"] else None,
+        zero=meta["zero"],
+        offload={"offload": "saved_tensors", "full_offload": "checkpoint_inputs"}.get(meta["ac"]),
+    )
+
+
+def _fsdp(meta: dict[str, Any], mixed: bool) -> Fsdp:
+    raf = meta["raf"]
+    titan_2026 = meta["layout"] == "titan26"
+    replicas, degree = meta["hsdp"] if meta.get("hsdp") else (1, meta["world"])
+    return Fsdp(
+        degree=degree,
+        replicas=replicas,
+        reshard_after_forward="torchtitan" if raf == "titan" else True if raf is None else raf,
+        root_reshard_after_forward=None if raf == "titan" or titan_2026 else raf,
+        units="torchtitan_2026" if titan_2026 else "blocks",
+        forward_prefetch=meta.get("fwd_prefetch") or 0,
+        backward_prefetch=meta.get("bwd_prefetch"),
+        reduce_scatter_buffers=meta.get("rs_buffers", 1),
+        gradient_sync="every" if meta["sync_all"] else "last",
+        cast_forward_inputs=meta["cast_inputs"],
+        cpu_offload=meta["cpu_offload"],
+    )
+
+
+def gpt_setup(meta: dict[str, Any]) -> Setup:
+    """Recordings train_*: a GPT on one GPU."""
+    model = ModelConfig(
+        name="recorded", family="gpt", implementation="nanogpt",
+        layers=meta["L"], hidden=meta["d"], ffn_hidden=meta["ff"], heads=meta["h"], kv_heads=meta["h"],
+        head_dim=meta["d"] // meta["h"], vocab=meta["V"], max_positions=meta["T"],
+        tied_embeddings=meta.get("tie", True), bias=meta.get("bias", True), dropout=meta["drop"],
+        activation="gelu_tanh", norm="layer_norm", rope="none",
+        attention="math" if meta.get("math_sdp") else "sdpa", logits="keep_dtype",
+    )  # fmt: skip
+    amp, fp32 = meta["amp"], meta["dtype"] == "fp32"
+    return _setup(
+        meta,
+        model=model,
+        batch=Batch(micro_batch=meta["B"], seq_len=meta["T"], accumulation=meta.get("accum", 1), tokens="per_step"),
+        precision=Precision(
+            parameters="fp32" if amp or fp32 else "bf16", compute="bf16" if amp or not fp32 else "fp32", autocast=amp
+        ),
+        checkpoint=Checkpoint() if meta["ckpt"] else None,
+        fsdp=None,
+        zero="end",
+        offload=None,
+    )
+
+
+def _setup(
+    meta: dict[str, Any], *, model: ModelConfig, batch: Batch, precision: Precision, checkpoint: Checkpoint | None,
+    fsdp: Fsdp | None, zero: Any, offload: Any,
+) -> Setup:  # fmt: skip
+    ranks = meta.get("world") or 1
+    cluster = make_cluster(find_gpu("h100-sxm"), gpus_per_node=min(ranks, 8), nodes=max(1, ranks // 8))
+    variant = {"forloop": "for-loop"}.get(meta["opt"], meta["opt"])
+    return Setup(
+        name="recorded", torch=meta["torch"].split("+")[0], model=model, cluster=cluster,
+        mesh=Mesh((("fsdp", cluster.gpus),), cluster.gpus_per_node, cluster.gpus),
+        batch=batch, precision=precision,
+        optimizer=Optimizer(variant=variant, clip_norm=1.0 if meta.get("clip") else None, zero_grad=zero),
+        checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
+    )  # fmt: skip
