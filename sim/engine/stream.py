@@ -62,9 +62,10 @@ class Stream:
                 launches = burst.size
                 yield from self._play(row, burst, issue_ns, scale)
             else:
-                if issue_ns > env.now:
-                    yield Timeout(env, issue_ns - env.now)
                 start_ns = env.now
+                if issue_ns > start_ns:
+                    yield Timeout(env, issue_ns - start_ns)
+                    start_ns = env.now
                 if kind == RECORD:
                     rendezvous.fire(argument)
                 elif kind == WAIT:
@@ -73,8 +74,7 @@ class Stream:
                 elif kind == MEET:
                     yield from rendezvous.meet(argument)
                 self.rows.append((row, issue_ns, start_ns, env.now))
-            self.at_row = None
-            self.end_ns = env.now
+            self.at_row, self.end_ns = None, env.now
             self.pending -= launches
             if self.pending <= self._drain_to:
                 self._drain_to = -1
@@ -84,8 +84,9 @@ class Stream:
         """Sleep through a burst; plan the rest of it anew whenever the level of the GPU has changed."""
         env, gpu, alarm, pieces = self._env, self._gpu, self._alarm, self.pieces
         first_ns = base_ns + burst.first_issue_ns
-        if first_ns > env.now:
-            yield Timeout(env, first_ns - env.now)
+        now_ns = env.now
+        if first_ns > now_ns:
+            yield Timeout(env, first_ns - now_ns)
         gpu.start_burst(alarm)
         kernel, fraction, earlier = 0, 0.0, len(pieces)
         while kernel < burst.size:

@@ -44,7 +44,8 @@ class RowKind(IntEnum):
     DEVICE_SYNC = 6
 
 
-BURST, RECORD, WAIT, MEET, SYNC, HOST, DEVICE_SYNC = RowKind
+# Plain integers, as they stand in the columns: the engine compares them in its inner loop.
+BURST, RECORD, WAIT, MEET, SYNC, HOST, DEVICE_SYNC = map(int, RowKind)
 
 
 class WorldError(ValueError):

@@ -22,7 +22,6 @@ from sim.program.world import (
     Meeting,
     Party,
     RankProgram,
-    RowKind,
     World,
     WorldError,
     largest_burst,
@@ -36,7 +35,7 @@ class _Rank:
     """The rows of one rank so far, and the run of launches that the next launch may still join."""
 
     streams: int
-    rows: list[tuple[RowKind, int, int, int, float]] = field(default_factory=list)
+    rows: list[tuple[int, int, int, int, float]] = field(default_factory=list)
     run: list[int] = field(default_factory=list)
     run_stream: int = NO_STREAM
     run_scale: float = 1.0
@@ -134,7 +133,7 @@ class WorldBuilder:
         world.validate()
         return world
 
-    def _append(self, rank: int, kind: RowKind, stream: int, argument: int, host_ns: int) -> None:
+    def _append(self, rank: int, kind: int, stream: int, argument: int, host_ns: int) -> None:
         to = self._ranks[rank]
         if to.run:
             self._close_run(to)

@@ -42,32 +42,36 @@ def expand(world: World, played: Played, rank: int) -> KernelTimes:
         rows, issues, starts, ends = np.array(run.rows).T
         at = first[rows.astype(np.int64)]
         issue_ns[at], start_ns[at], end_ns[at] = issues, starts, ends
-    _fill_whole(times, first, world, program, (piece for piece in run.pieces if _is_whole(piece)))
-    for piece in run.pieces:
-        if not _is_whole(piece):
-            _fill_cut(
-                times, int(first[piece.row]), world.bursts[program.argument[piece.row]], program.scale[piece.row], piece
-            )
+    cut = _fill_whole(times, first, world, program, run.pieces)
+    for piece in cut:
+        burst = world.bursts[program.argument[piece.row]]
+        _fill_cut(times, int(first[piece.row]), burst, program.scale[piece.row], piece)
     return times
 
 
-def _is_whole(piece: Piece) -> bool:
-    """Planned from its first kernel on, with nothing to wait for: the prefix sums of its template say all."""
-    return not piece.kernel and not piece.fraction and piece.starts_ns is None
+def _fill_whole(
+    times: KernelTimes, first: Ints, world: World, program: RankProgram, pieces: Iterable[Piece]
+) -> list[Piece]:
+    """One broadcast for all stamps of a template at one level and scale; returns the pieces that need care singly.
 
-
-def _fill_whole(times: KernelTimes, first: Ints, world: World, program: RankProgram, pieces: Iterable[Piece]) -> None:
-    """One broadcast for all stamps of a template that ran at one level with one scale."""
+    A piece is whole if it was planned from its first kernel on, with nothing to wait for: prefix sums say all then.
+    """
     alike: dict[tuple[int, int, float], list[tuple[int, float, float]]] = {}
+    cut: list[Piece] = []
     template, scales = program.argument.tolist(), program.scale.tolist()
-    for row, base_ns, start_ns, level, *_ in pieces:
-        alike.setdefault((template[row], level, scales[row]), []).append((row, base_ns, start_ns))
+    for piece in pieces:
+        row, base_ns, start_ns, level, kernel, fraction, starved_ns = piece
+        if kernel or fraction or starved_ns is not None:
+            cut.append(piece)
+        else:
+            alike.setdefault((template[row], level, scales[row]), []).append((row, base_ns, start_ns))
     for (number, level, scale), stamps in alike.items():
         burst, (rows, bases, starts) = world.bursts[number], np.array(stamps).T
         at = first[rows.astype(np.int64)][:, None] + np.arange(burst.size)
         times.issue_ns[at] = bases[:, None] + burst.issue_ns[1:]
         times.start_ns[at] = starts[:, None] + burst.work_ns[level, :-1] * scale
         times.end_ns[at] = starts[:, None] + burst.work_ns[level, 1:] * scale
+    return cut
 
 
 def _fill_cut(times: KernelTimes, first: int, burst: Burst, scale: float, piece: Piece) -> None:

@@ -1,7 +1,7 @@
 """Random small worlds for the engine, with the awkward cases in them.
 
-Kernels of no length, meetings of no bytes or no links, launch queues of 2 to 1,024, hosts from free to slower than their
-kernels, events across streams, templates that repeat.
+Kernels of no length, meetings of no bytes or no links, launch queues of 2 to 1,024, hosts from free to slower than
+their kernels, events across streams, templates that repeat.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ACTIONS = ("launch",) * 4 + ("meet",) * 4 + ("record", "wait", "sync", "device_s
 
 @st.composite
 def worlds(draw: st.DrawFn, crossed: bool = False) -> World:
-    """All ranks post their meetings in one order, so that nothing can deadlock; `crossed`: each in an order of its own."""
+    """All ranks post their meetings in one order, so that nothing deadlocks; `crossed`: each in its own."""
     ranks, streams = draw(st.integers(1, 4)), draw(st.integers(2, 5))
     levels, links = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     host_ns = st.integers(0, draw(st.sampled_from([0, 1, 5, 40])))  # bound by the GPU ... by the host
