@@ -46,7 +46,13 @@ def fsdp(layers: int = 32, per_layer: int = 60) -> World:
     builder = WorldBuilder([3], table.kernel_ns, table.launch_ns, [300.0])
     compute, gathers, scatters = range(3)
     gather = Meeting(
-        parties=((0, gathers),), bytes=400_000_000, links=(0,), latency_ns=20 * US, cap_bytes_per_ns=200.0, slow=0.9
+        parties=((0, gathers),),
+        bytes=400_000_000,
+        links=(0,),
+        latency_ns=20 * US,
+        cap_bytes_per_ns=200.0,
+        slow=0.9,
+        level=1,
     )
     scatter = replace(gather, parties=((0, scatters),), bytes=800_000_000)
 
@@ -96,6 +102,7 @@ def one_f_one_b(
             latency_ns=15 * US,
             cap_bytes_per_ns=40.0,
             slow=0.95,
+            level=1,
         )
 
     forward_to = [transfer(r, r + 1, send_activation, recv_activation) for r in range(stages - 1)]
@@ -113,6 +120,7 @@ def one_f_one_b(
                     links=(2 * stages + rank,),
                     latency_ns=20 * US,
                     cap_bytes_per_ns=200.0,
+                    level=1,
                 )
                 builder.meet(rank, tensor_parallel, all_reduce, 5 * US)
                 builder.wait(rank, compute, builder.record(rank, tensor_parallel, US), US)
@@ -156,7 +164,7 @@ def offload(gpus: int = 8, layers: int = 32, per_layer: int = 60, copies: int = 
     compute, down, up = range(3)
     for rank in range(gpus):
         to_host, to_device = (
-            Meeting(parties=((rank, stream),), bytes=33_000_000, links=(link, 2 * gpus), latency_ns=10 * US)
+            Meeting(parties=((rank, stream),), bytes=33_000_000, links=(link, 2 * gpus), latency_ns=10 * US, level=1)
             for stream, link in ((down, 2 * rank), (up, 2 * rank + 1))
         )
         builder.host(rank, rank * 37 * US)

@@ -118,7 +118,7 @@ class Meeting:
     latency_ns: int = 0
     cap_bytes_per_ns: float = math.inf  # what this transfer reaches alone, by protocol or calibration
     slow: float = 1.0  # factor on the cap while any party's GPU computes
-    level: int = 1
+    level: int = 0  # 0 disturbs nobody
     ranks: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
