@@ -87,12 +87,13 @@ def build_model(
     """
     family, overrides = shapes["family"], overrides or {}
     known = implementations_of(family)
-    implementation = implementation or known[0]
-    if implementation not in known:
-        raise ModelError([Fault("implementation", implementation, f"no such code for the {family} family;", known)])
+    faults = []
+    if implementation is not None and implementation not in known:
+        faults = [Fault("implementation", implementation, f"no such code for the {family} family;", known)]
+    implementation = known[0] if implementation is None or faults else implementation
     values = {**IMPLEMENTATIONS[family, implementation], **shapes, **overrides}
     values.setdefault("kv_heads", values["heads"])
-    faults = check_shapes(values)
+    faults += check_shapes(values)
     if faults:
         raise ModelError(faults)
     values.setdefault("head_dim", values["hidden"] // values["heads"])

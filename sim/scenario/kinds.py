@@ -1,0 +1,123 @@
+"""Kinds of values in a scenario, each with the message that a wrong one gets."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from sim.units import UnitError, parse_bandwidth, parse_bytes, parse_duration
+
+QUANTITY_PATTERN = r"^\s*[0-9.]+\s*\S+\s*$"
+
+
+def _count(what: str, example: int, least: int) -> BeforeValidator:
+    def check(value: Any) -> int:
+        if type(value) is not int:
+            raise ValueError(f"{what} is expected, e.g. {example}")
+        if value < least:
+            raise ValueError(f"{what} of at least {least} is expected")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _schema(**keywords: Any) -> WithJsonSchema:
+    return WithJsonSchema(keywords)
+
+
+COUNT = _schema(type="integer", minimum=1)
+Count = Annotated[int, _count("a whole number", 1, 1), COUNT]
+CountOrZero = Annotated[int, _count("a whole number", 1, 0), _schema(type="integer", minimum=0)]
+Layers = Annotated[int, _count("a number of layers", 32, 1), COUNT]
+Tokens = Annotated[int, _count("a number of tokens", 8192, 1), COUNT]
+Sequences = Annotated[int, _count("a number of sequences", 1, 1), COUNT]
+MicroBatches = Annotated[int, _count("a number of micro-batches", 1, 1), COUNT]
+Ranks = Annotated[int, _count("a number of ranks", 8, 1), COUNT]
+Gpus = Annotated[int, _count("a number of GPUs", 8, 1), COUNT]
+Nodes = Annotated[int, _count("a number of nodes", 1, 1), COUNT]
+
+
+def _quantity(parse: Callable[[object], int], example: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    return BeforeValidator(parse), _schema(type="string", pattern=QUANTITY_PATTERN, examples=[example])
+
+
+Bytes = Annotated[int, *_quantity(parse_bytes, "80 GiB")]
+Bandwidth = Annotated[int, *_quantity(parse_bandwidth, "400 Gb/s")]
+Duration = Annotated[int, *_quantity(parse_duration, "12 us")]
+
+
+def _per_layer(parse: Callable[[object], int], example: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    """One quantity for all layers, or a list with one entry per layer."""
+
+    def check(value: Any) -> int | tuple[int, ...]:
+        if not isinstance(value, list):
+            return parse(value)
+        try:
+            return tuple(parse(entry) for entry in value)
+        except UnitError as error:
+            raise UnitError(f"in every entry of the list, {error}") from None
+
+    one = {"type": "string", "pattern": QUANTITY_PATTERN, "examples": [example]}
+    return BeforeValidator(check), _schema(anyOf=[one, {"type": "array", "items": one}])
+
+
+BytesPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_bytes, "16 MiB")]
+DurationPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_duration, "20 us")]
+
+
+def _reshard(value: Any) -> str | int:
+    if value == "torchtitan" or isinstance(value, bool) or (type(value) is int and value > 1):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("torchtitan, true, false or a number of ranks above 1 is expected")
+
+
+def _reshard_root(value: Any) -> int:
+    if isinstance(value, bool) or (type(value) is int and value > 1):
+        return value
+    raise ValueError("true, false or a number of ranks above 1 is expected")
+
+
+Reshard = Annotated[
+    str | bool | int,
+    BeforeValidator(_reshard),
+    _schema(anyOf=[{"const": "torchtitan"}, {"type": "boolean"}, {"type": "integer", "minimum": 2}]),
+]
+ReshardRoot = Annotated[
+    bool | int,
+    BeforeValidator(_reshard_root),
+    _schema(anyOf=[{"type": "boolean"}, {"type": "integer", "minimum": 2}]),
+]
+
+
+def _number(what: str, accept: Callable[[float], bool]) -> BeforeValidator:
+    def check(value: Any) -> float:
+        if type(value) not in (int, float) or not math.isfinite(value) or not accept(value):
+            raise ValueError(f"{what} is expected")
+        return float(value)
+
+    return BeforeValidator(check)
+
+
+Probability = Annotated[
+    float,
+    _number("a probability from 0 to below 1", lambda value: 0 <= value < 1),
+    _schema(type="number", minimum=0, exclusiveMaximum=1),
+]
+PositiveNumber = Annotated[
+    float, _number("a number above 0", lambda value: value > 0), _schema(type="number", exclusiveMinimum=0)
+]
+
+
+def _version(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError('a version in quotes is expected, e.g. "2.14" (without quotes 2.10 is the number 2.1)')
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", value):
+        raise ValueError('a version is expected, e.g. "2.14"')
+    return value
+
+
+Version = Annotated[str, BeforeValidator(_version), _schema(type="string", pattern=r"^\d+\.\d+(\.\d+)?$")]

@@ -1,0 +1,226 @@
+"""From a document to `Setup` objects: every name looked up, every section completed, all problems collected."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path as FilePath
+from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
+from sim.hardware.mesh import Mesh, MeshError
+from sim.model.catalogue import (
+    Fields,
+    ModelError,
+    build_model,
+    overridable_fields,
+    preset_shapes,
+    read_huggingface_config,
+)
+from sim.model.config import ChainConfig, ModelConfig
+from sim.scenario.chain import resolve_chain
+from sim.scenario.consistency import check_batch, check_checkpoint, check_fsdp, check_precision
+from sim.scenario.document import Document
+from sim.scenario.load import OVERRIDES
+from sim.scenario.problems import Problem, ScenarioError
+from sim.scenario.schema import (
+    BatchSection,
+    CheckpointSection,
+    ClusterSection,
+    FsdpSection,
+    HostSection,
+    ModelSection,
+    OptimizerSection,
+    PrecisionSection,
+)
+from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
+from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Scenario, Setup
+
+CHAIN_GPU = "h100-sxm-80gb"
+"""What a chain runs on where no cluster is given; its times are given, so only the memory matters."""
+
+
+def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
+    """The scenario in a document. Raises ScenarioError with all problems; warnings go into the scenario."""
+    setups: list[Setup] = []
+    problems, warnings = list(document.problems), list(document.warnings)
+    document.problems.clear()
+    description = ""
+    for strategy, complete in strategies_of(document):
+        sections = valid_sections(complete)
+        setup = _setup(strategy, complete, sections)
+        setups += [setup] if setup else []
+        problems += complete.problems
+        warnings += complete.warnings
+        description = sections.get("description") or ""
+    problems += document.problems
+    if problems:
+        raise ScenarioError(problems)
+    texts = dict.fromkeys(_warning(warning) for warning in warnings)
+    return Scenario(name=name, path=path, description=description, strategies=tuple(setups), warnings=tuple(texts))
+
+
+def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
+    """One strategy, or None with problems noted on the document; as much as possible is checked in any case."""
+    is_chain = isinstance(document.value(("model", "chain")), dict)
+    parallel = sections.get("parallel")
+    fsdp: FsdpSection | None = parallel.fsdp if parallel else None
+    model = _model(document, sections)
+    cluster = _cluster(document, sections, fsdp, is_chain)
+    batch = _batch(document, sections, is_chain)
+    mesh = _mesh(document, fsdp, cluster) if cluster and sections.whole("cluster", "parallel") else None
+    checkpoint: CheckpointSection | None = sections.get("checkpoint")
+    precision: PrecisionSection | None = sections.get("precision")
+    if fsdp:
+        check_fsdp(document, fsdp)
+    if batch and model:
+        check_batch(document, batch, model)
+    if checkpoint and model:
+        check_checkpoint(document, checkpoint, model)
+    if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
+        check_precision(document, precision, fsdp, cluster)
+    if document.problems or not (model and cluster and batch and mesh and precision):
+        return None
+    return Setup(
+        name=name,
+        torch=sections.get("torch"),
+        model=model,
+        cluster=cluster,
+        mesh=mesh,
+        batch=Batch(micro_batch=batch.micro_batch, seq_len=batch.seq_len, accumulation=batch.accumulation),
+        precision=_precision(precision, fsdp),
+        optimizer=_optimizer(sections.get("optimizer")),
+        checkpoint=_checkpoint(checkpoint),
+        fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
+        allocator=sections.get("allocator"),
+        host=_host(sections.get("host")),
+        profile=sections.get("profile") or cluster.gpu.name,
+    )
+
+
+def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig | None:
+    section: ModelSection | None = sections.get("model")
+    if section is None:
+        return None
+    given = [name for name in ("preset", "config", "chain") if getattr(section, name) is not None]
+    if len(given) != 1:
+        if sections.whole("model"):
+            message = f"exactly one of preset, config and chain is expected, not {' and '.join(given) or 'none'}"
+            document.problem(("model",), message, show=False)
+        return None
+    if section.chain is not None:
+        return resolve_chain(document, section, section.chain)
+    try:
+        if section.config is not None:
+            file = _beside(document, section.config)
+            name = file.parent.name if file.name == "config.json" else file.stem
+            shapes = read_huggingface_config(file)
+        else:
+            name = str(section.preset)
+            shapes = preset_shapes(name)
+    except ModelError as error:
+        _note_faults(document, error)
+        return None
+    overrides = {field: value for field in overridable_fields() if (value := getattr(section, field)) is not None}
+    try:
+        return build_model(name, shapes, section.implementation, overrides)
+    except ModelError as error:
+        _note_faults(document, error)
+        return _build_without(error, name, shapes, section.implementation, overrides)
+
+
+def _note_faults(document: Document, error: ModelError) -> None:
+    for fault in error.faults:
+        document.problem(("model", fault.field), fault.message, allowed=fault.allowed)
+
+
+def _build_without(
+    error: ModelError, name: str, shapes: Fields, implementation: str | None, overrides: Fields
+) -> ModelConfig | None:
+    """The model without its faulty fields, for the checks that remain."""
+    faulty = {fault.field for fault in error.faults}
+    good = {field: value for field, value in overrides.items() if field not in faulty}
+    with suppress(ModelError):
+        return build_model(name, shapes, None if "implementation" in faulty else implementation, good)
+    return None
+
+
+def _beside(document: Document, config: str) -> FilePath:
+    """A path that is relative to the file that says it; to the working directory from --set."""
+    origin = document.origin(("model", "config"))
+    folder = FilePath() if origin.file == OVERRIDES else FilePath(origin.file).parent
+    return folder / FilePath(config).expanduser()
+
+
+def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, is_chain: bool) -> Cluster | None:
+    if "cluster" not in sections.by_name:
+        return None
+    section: ClusterSection | None = sections.get("cluster")
+    if section is None and is_chain:
+        section = ClusterSection(gpu=CHAIN_GPU, gpus_per_node=1)
+    if section is None:
+        document.problem(("cluster",), EXPECTED["missing"], show=False)
+        return None
+    try:
+        gpu = find_gpu(section.gpu)
+    except UnknownGpu:
+        document.problem(("cluster", "gpu"), "", allowed=gpu_names())
+        return None
+    alone = fsdp is None and section.nodes == 1
+    return make_cluster(
+        gpu,
+        gpus_per_node=section.gpus_per_node or (1 if alone else None),
+        nodes=section.nodes,
+        network_bytes_per_s=section.network,
+        usable_memory_bytes=section.usable_memory,
+        context_bytes=section.context_memory,
+        communicator_bytes=section.communicator_memory,
+    )
+
+
+def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSection | None:
+    if "batch" not in sections.by_name:
+        return None
+    batch: BatchSection | None = sections.get("batch")
+    if batch is None and is_chain:
+        return BatchSection(micro_batch=1, seq_len=1)
+    if batch is None:
+        document.problem(("batch",), EXPECTED["missing"], show=False)
+    return batch
+
+
+def _mesh(document: Document, fsdp: FsdpSection | None, cluster: Cluster) -> Mesh | None:
+    if fsdp is None and cluster.gpus > 1:
+        advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
+        document.problem(("parallel",), advice, show=False)
+        return None
+    dimensions = []
+    if fsdp is not None:
+        dimensions = [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
+        dimensions.append(("fsdp", fsdp.degree))
+    try:
+        return Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)
+    except MeshError as error:
+        document.problem(("parallel",), str(error), show=False)
+        return None
+
+
+def _precision(section: PrecisionSection, fsdp: FsdpSection | None) -> Precision:
+    autocast = section.autocast
+    if autocast is None:
+        autocast = fsdp is None and section.compute != section.parameters
+    return Precision(parameters=section.parameters, compute=section.compute, reduce=section.reduce, autocast=autocast)
+
+
+def _optimizer(section: OptimizerSection | None) -> Optimizer | None:
+    return None if section is None else Optimizer(**section.model_dump())
+
+
+def _checkpoint(section: CheckpointSection | None) -> Checkpoint | None:
+    return None if section is None else Checkpoint(**{**section.model_dump(), "save": tuple(section.save)})
+
+
+def _host(section: HostSection) -> Host:
+    return Host(framework=section.framework, sync=tuple(section.sync))
+
+
+def _warning(problem: Problem) -> str:
+    place = f"{problem.file} {problem.place}".strip()
+    return f"{place}: {problem.path} {problem.text}"

@@ -1,0 +1,315 @@
+"""The vocabulary of a scenario file: its sections and their fields, with meaning, default and what they interact with.
+
+Only the border is here: `resolve` turns valid sections into `Setup` objects and checks that they fit each other.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sim.scenario.kinds import (
+    Bandwidth,
+    Bytes,
+    BytesPerLayer,
+    Count,
+    CountOrZero,
+    Duration,
+    DurationPerLayer,
+    Gpus,
+    Layers,
+    MicroBatches,
+    Nodes,
+    PositiveNumber,
+    Probability,
+    Ranks,
+    Reshard,
+    ReshardRoot,
+    Sequences,
+    Tokens,
+    Version,
+)
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+class Section(BaseModel):
+    """A part of a scenario: unknown fields are problems, and nothing is converted silently."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class ChainSection(Section):
+    """The toy of the textbook: layers with given bytes and times. A list has one entry per layer."""
+
+    layers: Layers
+    """Number of layers."""
+    entry: BytesPerLayer
+    """Bytes of a layer's input, which a checkpoint keeps."""
+    activation: BytesPerLayer
+    """Bytes that a layer saves for its backward."""
+    forward: DurationPerLayer
+    """Time of a layer's forward."""
+    backward: DurationPerLayer
+    """Time of a layer's backward, without recomputation."""
+    recompute: DurationPerLayer | None = None
+    """Time to run a layer's forward again. Default: `forward`."""
+    exposed_communication: Duration = 0
+    """Communication per step that nothing hides, when nothing is recomputed. Default: 0 s."""
+    recompute_communication: Duration = 0
+    """Further communication per step that cannot hide once layers are recomputed. Default: 0 s."""
+    shares_entry: bool = False
+    """The entry is part of what the layer saves, as in PyTorch; false (default): it comes on top."""
+
+
+class ModelSection(Section):
+    """What is trained: exactly one of `preset`, `config` and `chain`; every other field overrides what that gives."""
+
+    preset: str | None = None
+    """A published model by name, e.g. llama-3.1-8b."""
+    config: str | None = None
+    """Path of a Hugging Face config.json (Llama, Mistral, Qwen2, Qwen3, GPT-2), relative to this file."""
+    chain: ChainSection | None = None
+    """A chain of layers with given bytes and times; takes no other field of this section."""
+    implementation: Literal["torchtitan", "transformers", "nanogpt", "megatron"] | None = None
+    """Whose code is imitated; it decides which tensors are saved and sets the defaults of the choices below.
+
+    Default: torchtitan for Llama-like models, nanogpt for GPT."""
+    layers: Layers | None = None
+    """Number of transformer blocks."""
+    hidden: Count | None = None
+    """Width of the residual stream."""
+    ffn_hidden: Count | None = None
+    """Width inside the MLP."""
+    heads: Count | None = None
+    """Query heads; must divide `hidden` unless `head_dim` is given."""
+    kv_heads: Count | None = None
+    """Key and value heads; must divide `heads`."""
+    head_dim: Count | None = None
+    """Width of a head. Default: hidden / heads."""
+    vocab: Count | None = None
+    """Rows of the embedding, padded as the training code pads them."""
+    max_positions: Count | None = None
+    """Longest sequence of the model: with learned positions a limit, with rotary positions a recommendation."""
+    tied_embeddings: bool | None = None
+    """Embedding and head are one parameter."""
+    bias: bool | None = None
+    """Biases in all linear layers: they run aten.addmm instead of aten.mm, which matters to `checkpoint.save`."""
+    qkv_bias: bool | None = None
+    """Biases in the query, key and value projections only (Qwen2)."""
+    qk_norm: bool | None = None
+    """RMSNorm over each head of q and k (Qwen3)."""
+    dropout: Probability | None = None
+    """Probability of dropout after attention, projections and embedding; 0 leaves dropout out."""
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new"] | None = None
+    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones."""
+    norm: Literal["fused", "manual", "layer_norm"] | None = None
+    """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT."""
+    rope: Literal["complex", "cos_sin", "half", "none"] | None = None
+    """Rotary positions: complex or cos_sin in fp32, half in the model's dtype; none: learned positions."""
+    gqa: Literal["repeat", "sdpa"] | None = None
+    """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
+    attention: Literal["sdpa", "math", "unfused"] | None = None
+    """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op."""
+    logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
+    """Where logits become fp32: in the loss function, in the model, or nowhere."""
+    keep_logits: bool | None = None
+    """The training loop still holds the logits during backward."""
+
+
+class ClusterSection(Section):
+    """What it runs on: equal nodes of one kind of GPU. Figures that are not given come from the catalogue."""
+
+    gpu: str
+    """A GPU of the catalogue by name or alias, e.g. h100-sxm-80gb."""
+    gpus_per_node: Gpus | None = None
+    """Default: the usual number for this GPU; 1 if there is one node and nothing in `parallel`."""
+    nodes: Nodes = 1
+    """Number of machines. Default: 1."""
+    usable_memory: Bytes | None = None
+    """Device memory that cudaMemGetInfo calls total, e.g. 79.1 GiB. Default: the catalogue's."""
+    context_memory: Bytes | None = None
+    """Device memory of a process's CUDA context, outside PyTorch. Default: the catalogue's assumption."""
+    communicator_memory: Bytes | None = None
+    """Device memory of each NCCL communicator, outside PyTorch. Default: the catalogue's assumption."""
+    network: Bandwidth | None = None
+    """Network between nodes per GPU and direction, e.g. 400 Gb/s. Default: the catalogue's assumption."""
+
+
+class BatchSection(Section):
+    """How much one step trains on: micro_batch x accumulation sequences on every data-parallel rank."""
+
+    micro_batch: Sequences
+    """Sequences per rank and forward pass."""
+    seq_len: Tokens
+    """Tokens per sequence."""
+    accumulation: MicroBatches = 1
+    """Micro-batches per optimizer step. Default: 1."""
+
+
+class FsdpSection(Section):
+    """FSDP2: fully_shard on every block and on the root."""
+
+    degree: Ranks
+    """Ranks that share one copy of the parameters; degree x replicas is the number of GPUs."""
+    replicas: Ranks = 1
+    """Copies of the sharded model (HSDP). Default: 1."""
+    reshard_after_forward: Reshard = "torchtitan"
+    """Blocks drop their gathered parameters after forward: true, false, a number of ranks to reshard to (a divisor of
+    `degree`), or torchtitan (default): all but the last block."""
+    root_reshard_after_forward: ReshardRoot | None = None
+    """The same for the root unit. Default: null, PyTorch's default: the root stays gathered."""
+    units: Literal["blocks", "torchtitan_2026"] = "blocks"
+    """What is wrapped: blocks and root (default), or torchtitan of 2026: embedding, blocks, norm with head, root."""
+    wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
+    """Which wrapper is outside. Default: fsdp(checkpoint), as torchtitan; FSDP2 gathers equally often either way."""
+    forward_prefetch: CountOrZero = 0
+    """Units gathered ahead explicitly in forward. Default: 0, FSDP2's implicit overlap."""
+    backward_prefetch: CountOrZero | None = None
+    """Units gathered ahead in backward. Default: null, FSDP2's implicit prefetch of one unit."""
+    reduce_scatter_buffers: Count = 1
+    """Reduce-scatter inputs alive at a time. Default: 1, as FSDP2."""
+    gradient_sync: Literal["every", "last"] = "every"
+    """With `batch.accumulation` above 1: reduce gradients of every micro-batch (default), or only of the last one and
+    keep unsharded gradients meanwhile."""
+    cast_forward_inputs: bool = True
+    """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer state on the host. Default: false."""
+
+
+class ParallelSection(Section):
+    """How the ranks share the work. Empty or absent: one GPU."""
+
+    fsdp: FsdpSection | None = None
+    """Fully sharded data parallelism (FSDP2). Default: null."""
+
+
+class PrecisionSection(Section):
+    """Dtypes. With FSDP this is its MixedPrecisionPolicy; on one GPU, torch.autocast or a model in one dtype."""
+
+    parameters: Dtype = "fp32"
+    """Dtype in which parameters are stored and updated. Default: fp32."""
+    compute: Dtype = "bf16"
+    """Dtype of the matrix products. Default: bf16."""
+    reduce: Dtype = "fp32"
+    """Dtype of gradient reduction between ranks. Default: fp32."""
+    autocast: bool | None = None
+    """Use torch.autocast instead of casting parameters. Default: only on one GPU, if compute differs from parameters
+    (nothing else would cast there)."""
+
+
+class OptimizerSection(Section):
+    """AdamW as torch.optim runs it. `optimizer: null` plays steps without an optimizer."""
+
+    name: Literal["adamw"] = "adamw"
+    """Default: adamw."""
+    variant: Literal["fused", "foreach", "for-loop"] = "fused"
+    """fused (default): one kernel per chunk, no temporaries; foreach: fast with temporaries as large as the
+    parameters; for-loop: one parameter at a time."""
+    clip_norm: PositiveNumber | None = 1.0
+    """Largest gradient norm; null: no clipping. Default: 1.0."""
+    zero_grad: Literal["start", "end"] = "end"
+    """Gradients are freed at the end of a step (default) or at the start of the next."""
+
+
+class CheckpointSection(Section):
+    """Activation checkpointing, non-reentrant. {}: every layer in full; `checkpoint: null`: none (the default)."""
+
+    every: Count = 1
+    """Checkpoint every k-th region: 2 recomputes layers 1, 3, 5, ... Default: 1, all."""
+    segment: Count = 1
+    """Consecutive layers in one region. Default: 1."""
+    first: Count | None = None
+    """Only regions within the first so many layers. Default: null, all layers."""
+    save: list[str] = []
+    """Selective: outputs to keep instead of recomputing: attention, every_second_matmul, or aten names such as
+    aten.mm. Default: [], recompute everything."""
+    early_stop: bool = True
+    """Recomputation ends at the last tensor that is needed. Default: true."""
+
+
+class HostSection(Section):
+    """The training script's thread."""
+
+    framework: str = "eager"
+    """Name of the host-cost profile. Default: eager."""
+    sync: list[Literal["loss", "clip"]] = ["loss"]
+    """Where the loop waits for the GPU: loss (loss.item()), clip (reading the norm). Default: [loss]."""
+
+
+class StrategySection(Section):
+    """What one strategy changes; sections merge key by key with the scenario's, `checkpoint: null` switches it off."""
+
+    model: Any = None
+    batch: Any = None
+    parallel: Any = None
+    precision: Any = None
+    optimizer: Any = None
+    checkpoint: Any = None
+    allocator: Any = None
+    host: Any = None
+
+
+class ScenarioFile(Section):
+    """One training step, described; strategies to compare beside it."""
+
+    extends: str | None = None
+    """Another scenario file, relative to this one, that this one changes; sections merge key by key."""
+    description: str = ""
+    """A line for people."""
+    torch: Version = "2.14"
+    """Version of PyTorch that is imitated. Default: "2.14". Write it in quotes."""
+    model: ModelSection
+    cluster: ClusterSection | None = None
+    """May be absent for a chain only: one GPU then."""
+    batch: BatchSection | None = None
+    """May be absent for a chain only."""
+    parallel: ParallelSection | None = Field(default_factory=ParallelSection)
+    precision: PrecisionSection = Field(default_factory=PrecisionSection)
+    optimizer: OptimizerSection | None = Field(default_factory=OptimizerSection)
+    checkpoint: CheckpointSection | None = None
+    """Checkpointing of every strategy that does not say otherwise. Default: null, none."""
+    allocator: str = ""
+    """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
+    host: HostSection = Field(default_factory=HostSection)
+    profile: str | None = None
+    """Name of the cost profile. Default: the one of the GPU."""
+    strategies: dict[str, StrategySection | None] | None = None
+    """What to compare, by name. Default: one strategy called default."""
+
+
+STRATEGY_FIELDS = tuple(StrategySection.model_fields)
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON Schema of scenario files, for editors. Strategies accept the same sections with nothing required."""
+    schema = ScenarioFile.model_json_schema()
+    schema.pop("required", None)  # a file that extends another may leave everything to it
+    definitions = schema["$defs"]
+    partial = {f"Partial{name}": _partial(definition) for name, definition in definitions.items()}
+    overrides = {name: _partial(schema["properties"][name]) for name in STRATEGY_FIELDS}
+    definitions["StrategySection"]["properties"] = overrides
+    definitions.update({name: definition for name, definition in partial.items() if "Strategy" not in name})
+    return schema
+
+
+def _partial(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema with nothing required, referring to partial sections."""
+
+    def walk(part: Any) -> Any:
+        if isinstance(part, list):
+            return [walk(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        changed = {
+            key: walk(value) for key, value in part.items() if not (key == "required" and isinstance(value, list))
+        }
+        if isinstance(changed.get("$ref"), str):
+            changed["$ref"] = changed["$ref"].replace("#/$defs/", "#/$defs/Partial")
+        return changed
+
+    result: dict[str, Any] = walk(deepcopy(schema))
+    return result
