@@ -167,8 +167,7 @@ class TrainingRun:
             return
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
-                sharded = setup.fsdp is not None and setup.fsdp.degree > 1
-                clip_grad_norm(tape, self.parameters, sharded)
+                clip_grad_norm(tape, self.parameters, setup.fsdp.degree if setup.fsdp is not None else 1)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
