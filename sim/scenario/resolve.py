@@ -91,7 +91,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
-        profile=sections.get("profile") or cluster.gpu.name,
+        profile=sections.get("profile"),
     )
 
 

@@ -21,8 +21,8 @@ class ChainLayer(Op):
     not_differentiable = (1,)
 
     @staticmethod
-    def saved_inputs(node: Node, x: Tensor, config: ChainConfig, number: int) -> tuple[Tensor, ...]:
-        return (x,) if config.shares_entry else ()
+    def saved_inputs(node: Node, x: Tensor) -> tuple[Tensor, ...]:
+        return (x,) if node.attributes[0].shares_entry else ()
 
     @staticmethod
     def forward(tape: Tape, x: Tensor, config: ChainConfig, number: int) -> tuple[Tensor, Tensor]:
