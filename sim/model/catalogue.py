@@ -90,14 +90,14 @@ def build_model(
     faults = []
     if implementation is not None and implementation not in known:
         faults = [Fault("implementation", implementation, f"no such code for the {family} family;", known)]
-    implementation = known[0] if implementation is None or faults else implementation
-    values = {**IMPLEMENTATIONS[family, implementation], **shapes, **overrides}
+    code = next((code for code in known if code == implementation), known[0])
+    values = {**IMPLEMENTATIONS[family, code], **shapes, **overrides}
     values.setdefault("kv_heads", values["heads"])
     faults += check_shapes(values)
     if faults:
         raise ModelError(faults)
     values.setdefault("head_dim", values["hidden"] // values["heads"])
-    return ModelConfig(**{**values, "name": name, "implementation": implementation})
+    return ModelConfig(**{**values, "name": name, "implementation": code})
 
 
 def check_shapes(values: Fields) -> list[Fault]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path as FilePath
+
 from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
 from sim.hardware.mesh import Mesh, MeshError
 from sim.model.catalogue import (
