@@ -165,7 +165,7 @@ def read_huggingface_config(path: Path) -> Fields:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError([Fault("config", str(path), (error.strerror or "cannot be read").lower())]) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError([Fault("config", str(path), f"not a JSON file: {error}")]) from None
     model_type = data.get("model_type") if isinstance(data, dict) else None
     if model_type not in MODEL_TYPES:

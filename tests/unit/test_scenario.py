@@ -171,6 +171,28 @@ def test_a_hugging_face_config_is_read_beside_the_scenario(tmp_path):
     assert (model.name, model.layers, model.kv_heads) == ("tiny", 4, 2)
 
 
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ("none.json", "none.json: no such file or directory"),
+        ("~nobody/none.json", "~nobody/none.json: no such file or directory"),
+        ('"\\0"', "\0: not a JSON file: embedded null byte"),
+    ],
+)
+def test_a_hugging_face_config_that_cannot_be_read_is_told_why(config, text):
+    assert changed("preset: llama-tiny", f"config: {config}") == [(1, "model.config", text)]
+
+
+def test_a_hugging_face_model_that_is_not_known_names_those_known(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "lama"}')
+    (tmp_path / "mine.yaml").write_text(VALID.replace("preset: llama-tiny", "config: config.json"))
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(tmp_path / "mine.yaml")
+    (problem,) = caught.value.problems
+    message = "config.json: model_type lama is not known; one of llama, mistral, qwen2, qwen3, gpt2"
+    assert (problem.line, problem.path, problem.text) == (1, "model.config", message)
+
+
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_scenario_of_the_repository_is_valid_without_warnings(path):
     scenario = load_scenario(path)
@@ -242,6 +264,13 @@ RESHARD = "parallel.fsdp.reshard_after_forward"
     [
         ("512", "8k", 3, "batch.seq_len", "8k: a number of tokens is expected, e.g. 8192"),
         ("512", "'512'", 3, "batch.seq_len", "512: a number of tokens is expected, e.g. 8192"),
+        (
+            "512",
+            "5000000000",
+            3,
+            "batch.seq_len",
+            "5000000000: a number of tokens of at most 1,000,000,000 is expected",
+        ),
         ("512", "0", 3, "batch.seq_len", "0: a number of tokens of at least 1 is expected"),
         ("batch: 1", "batch: true", 3, "batch.micro_batch", "true: a number of sequences is expected, e.g. 1"),
         ("{every: 1}", "{every: 1.5}", 7, f"{CHECKPOINT}.every", "1.5: a whole number is expected, e.g. 1"),
@@ -470,9 +499,13 @@ def test_extends_must_lead_somewhere_and_not_back(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n" + VALID)
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
     (tmp_path / "c.yaml").write_text("extends: none.yaml\n" + VALID)
+    (tmp_path / "d.yaml").write_text("extends: ~nobody/none.yaml\n" + VALID)
+    (tmp_path / "e.yaml").write_text('extends: "\\0"\n' + VALID)
     for name, expected in [
         ("a.yaml", (1, "extends", "a.yaml: leads back to itself")),
         ("c.yaml", (1, "extends", "none.yaml: no such file or directory")),
+        ("d.yaml", (1, "extends", "~nobody/none.yaml: no such file or directory")),
+        ("e.yaml", (1, "extends", "\0: is no name of a file")),
     ]:
         with pytest.raises(ScenarioError) as caught:
             load_scenario(tmp_path / name)
