@@ -9,6 +9,7 @@ from pathlib import Path
 from sim.cost.model import CostModel
 from sim.engine.memory import play_memory
 from sim.engine.play import play
+from sim.model.config import ChainConfig
 from sim.program.program import Owner, Program
 from sim.runtime.lower import HostCall, lower
 from sim.runtime.record import record
@@ -147,7 +148,8 @@ def fit_memory(setup: Setup, program: Program) -> tuple[MemoryTimeline, MemoryTi
 def cost_model(setup: Setup) -> CostModel:
     """Prices for a set-up's GPU, profile, framework and network."""
     cluster = setup.cluster
-    return CostModel.for_gpu(cluster.gpu, setup.profile, setup.host.framework, cluster.network_bytes_per_s)
+    framework = "none" if isinstance(setup.model, ChainConfig) else setup.host.framework
+    return CostModel.for_gpu(cluster.gpu, setup.profile, framework, cluster.network_bytes_per_s)
 
 
 def _play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:

@@ -31,6 +31,7 @@ def record_chain(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Pr
             for number in range(steps):
                 _step(tape, model, number, setup.batch.accumulation)
                 _communicate(recorder, config, recomputes)
+                recorder.mark(f"s{number}.end")
         except OutOfMemory:
             recorder.mark("oom")
     return recorder.program()

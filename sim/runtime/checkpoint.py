@@ -122,6 +122,8 @@ def _recompute(tape: Tape, frame: _Frame) -> None:
     finally:
         tape.hooks.pop()
         tape.selective = outer
+    if frame.selective is not None:
+        recorder.host("selective_policy", frame.selective.take_dispatched())
     recorder.base, recorder.where, recorder.default_owner = before
     del inputs
 
@@ -148,6 +150,8 @@ def checkpoint(
     finally:
         tape.hooks.pop()
         tape.selective = outer
+        if selective is not None:
+            tape.recorder.host("selective_policy", selective.take_dispatched())
 
 
 class CheckpointWrapper(Module):

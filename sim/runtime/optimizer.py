@@ -64,6 +64,7 @@ class AdamW:
     def step(self) -> None:
         tape = self.tape
         stepped = [p for p in self.parameters if p.grad is not None]
+        tape.recorder.host("optimizer_loop", len(stepped))
         for p in stepped:
             if id(p) not in self.state:
                 self._create_state(p)

@@ -140,6 +140,7 @@ class TrainingRun:
                 self.recorder.sync(self.recorder.record(COMPUTE))
             del loss
         self._optimize(number)
+        mark(f"s{number}.end")
 
     def _forward(self) -> tuple[Tensor, Tensor | None]:
         """Forward and loss under the strategy's contexts; the logits are returned where the script keeps them."""
@@ -181,6 +182,7 @@ class TrainingRun:
         """New token and target ids; the previous ones die as the names are rebound."""
         shape = (self.setup.batch.micro_batch, self.setup.batch.seq_len)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
+            self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")
             self.targets = self.tape.empty(shape, "int64")
 

@@ -204,6 +204,7 @@ class Unit:
             return
         policy, tape, recorder = self.policy, self.tape, self.tape.recorder
         recorder.operator(GATHER)
+        recorder.host("fsdp_unit")
         overlapped = self.training in (Training.FORWARD, Training.PRE_BACKWARD)
         copy_in, gather = (ALL_GATHER_COPY_IN, ALL_GATHER) if overlapped else (COMPUTE, COMPUTE)
         from_post_forward = self.shards is Shards.POST_FORWARD
@@ -360,6 +361,7 @@ class Unit:
         """After the gradient of the unit's inputs: reshard, then reduce."""
         self.training = Training.POST_BACKWARD
         recorder = self.tape.recorder
+        recorder.host("fsdp_unit")
         for p in self.parameters:
             if p.accumulated is not None and p.unsharded is not None and p.unsharded.grad is not None:
                 recorder.memory_bound("aten::add_", "elementwise", 2 * p.accumulated.bytes + p.unsharded.grad.bytes)
