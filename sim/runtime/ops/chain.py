@@ -9,7 +9,7 @@ from sim.program.program import PHASE_SHIFT, Phase
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, rule
 from sim.runtime.tape import Tape
-from sim.runtime.tensor import Tensor
+from sim.runtime.tensor import Storage, Tensor
 
 
 class ChainLayer(Op):
@@ -37,7 +37,7 @@ class ChainLayer(Op):
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         config, number = node.attributes
         tape.recorder.fixed("chain::backward", config.backward_ns[number])
-        return [tape.empty((0,), "uint8")]
+        return [_weightless(tape, node)]
 
 
 class ChainEntry(Op):
@@ -52,7 +52,13 @@ class ChainEntry(Op):
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        return [tape.empty((0,), "uint8")]
+        return [_weightless(tape, node)]
+
+
+def _weightless(tape: Tape, node: Node) -> Tensor:
+    """A gradient of the input's shape that holds no bytes: the textbook does not count gradients."""
+    shape, dtype = node.metas[0]
+    return Tensor(Storage(tape.recorder, 0, 0, tape.recorder.default_owner), shape, dtype)
 
 
 @rule("chain_layer")
