@@ -1,0 +1,116 @@
+"""The verbs. `python -m sim --help` lists them; each is a thin layer over the room that does the work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from sim import __version__
+
+if TYPE_CHECKING:
+    from sim.scenario.setup import Setup
+
+SOME_FITS, WRONG_INPUT, NONE_FITS, INTERRUPTED = 0, 2, 3, 130
+
+app = typer.Typer(
+    name="sim",
+    help="Play one training step of a neural network without a GPU: time, memory, and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@contextmanager
+def answers_errors() -> Iterator[None]:
+    """Errors of the user's input become text on stderr and exit code 2; Ctrl-C one line and 130."""
+    from sim.scenario.problems import ScenarioError
+
+    try:
+        yield
+    except ScenarioError as error:
+        stop(str(error))
+    except OSError as error:
+        stop(f"{error.filename or 'file'}: {(error.strerror or str(error)).lower()}")
+    except KeyboardInterrupt:
+        stop("Interrupted.", INTERRUPTED)
+
+
+def stop(message: str, code: int = WRONG_INPUT) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise typer.Exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(f"sim {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path, typer.Argument(help="A scenario file, e.g. scenarios/fsdp_ckpt.yaml")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/json.md) instead.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if any strategy does not fit.")] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="STRATEGY", help="Play this one; repeatable.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes (default: one per processor).")] = None,
+) -> None:
+    """Play every strategy of a scenario: one screen.
+
+    Example: python -m sim run scenarios/fsdp_ckpt.yaml --set batch.seq_len=4096
+    """
+    with answers_errors():
+        from sim.api import load
+        from sim.report.runner import RunError, play_all
+        from sim.report.summary import summarize_run
+
+        loaded = load(scenario, overrides or ())
+        try:
+            played = play_all(chosen(loaded.strategies, only or ()), jobs)
+        except RunError as error:
+            stop(str(error))
+        summary = summarize_run(loaded, tuple(played))
+        if as_json:
+            print(json.dumps(summary.as_dict(), indent=2))
+        else:
+            from sim.report.console import make_console, show_run
+
+            show_run(make_console(), summary)
+        raise typer.Exit(exit_code([strategy.fits for strategy in played], strict))
+
+
+def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:
+    """The strategies of those names, in the scenario's order; all where no name is given."""
+    known = [setup.name for setup in setups]
+    for name in names:
+        if name not in known:
+            from sim.scenario.problems import nearest_name
+
+            near = nearest_name(name, known)
+            stop(f"--only {name}: one of {', '.join(known)}{f' (did you mean {near}?)' if near else ''}")
+    return [setup for setup in setups if not names or setup.name in names]
+
+
+def exit_code(fits: list[bool], strict: bool) -> int:
+    """0 if at least one strategy fits (all of them where `strict`), else 3."""
+    return SOME_FITS if (all(fits) if strict else any(fits)) else NONE_FITS
+
+
+def main() -> None:
+    """Entry point of `sim` and `python -m sim`."""
+    app()
