@@ -115,7 +115,7 @@ def simulate_setup(setup: Setup) -> Outcome:
     """Play one strategy."""
     program = record(setup, STEPS)
     memory, unlimited = fit_memory(setup, program)
-    lanes = _play_time(setup, program, memory) if memory.out_of_memory is None else None
+    lanes = play_time(setup, program, memory) if memory.out_of_memory is None else None
     outside = outside_bytes(setup)
     shown = memory if memory.out_of_memory is None else unlimited
     found, owners = active_peak(shown)
@@ -138,11 +138,16 @@ def simulate_setup(setup: Setup) -> Outcome:
 def fit_memory(setup: Setup, program: Program) -> tuple[MemoryTimeline, MemoryTimeline]:
     """The program's memory on the device, and with memory without end (the same object where it fits unhindered)."""
     usable = setup.cluster.usable_memory_bytes
-    capacity = usable - outside_bytes(setup)
     unlimited = play_memory(program, setup.allocator, usable, UNLIMITED_BYTES, setup.torch)
-    if unlimited.out_of_memory is None and int(unlimited.reserved_bytes.max(initial=0)) <= capacity:
+    if int(unlimited.reserved_bytes.max(initial=0)) <= usable - outside_bytes(setup):
         return unlimited, unlimited
-    return play_memory(program, setup.allocator, usable, max(capacity, 0), setup.torch), unlimited
+    return on_device(setup, program), unlimited
+
+
+def on_device(setup: Setup, program: Program) -> MemoryTimeline:
+    """The program's memory on the device, where usable memory less context and communicators is to be had."""
+    usable = setup.cluster.usable_memory_bytes
+    return play_memory(program, setup.allocator, usable, max(usable - outside_bytes(setup), 0), setup.torch)
 
 
 def cost_model(setup: Setup) -> CostModel:
@@ -152,7 +157,8 @@ def cost_model(setup: Setup) -> CostModel:
     return CostModel.for_gpu(cluster.gpu, setup.profile, framework, cluster.network_bytes_per_s)
 
 
-def _play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:
+def play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:
+    """When everything ran, with the driver calls that `memory` made; with unlimited memory: when it would run."""
     cost = cost_model(setup)
     calls = []
     for event, action, _ in memory.driver_calls:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +13,10 @@ import typer
 from sim import __version__
 
 if TYPE_CHECKING:
+    from sim.report.summary import RunSummary
     from sim.scenario.setup import Setup
 
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Strategies played at a time (default: processors).")]
 SOME_FITS, WRONG_INPUT, NONE_FITS, INTERRUPTED = 0, 2, 3, 130
 
 app = typer.Typer(
@@ -31,11 +32,12 @@ app = typer.Typer(
 @contextmanager
 def answers_errors() -> Iterator[None]:
     """Errors of the user's input become text on stderr and exit code 2; Ctrl-C one line and 130."""
+    from sim.report.errors import RunError
     from sim.scenario.problems import ScenarioError
 
     try:
         yield
-    except ScenarioError as error:
+    except (ScenarioError, RunError) as error:
         stop(str(error))
     except OSError as error:
         stop(f"{error.filename or 'file'}: {(error.strerror or str(error)).lower()}")
@@ -59,39 +61,55 @@ def root(
 
 @app.command()
 def run(
-    scenario: Annotated[Path, typer.Argument(help="A scenario file, e.g. scenarios/fsdp_ckpt.yaml")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/json.md) instead.")] = False,
+    scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (docs/json.md) and nothing else.")
+    ] = False,
+    no_files: Annotated[bool, typer.Option("--no-files", help="Write no tables, traces and figures.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path("out"),
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if any strategy does not fit.")] = False,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field.")
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="STRATEGY", help="Play this one; repeatable.")
+        list[str] | None, typer.Option("--only", metavar="STRATEGY", help="Play this strategy; repeatable.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes (default: one per processor).")] = None,
+    jobs: Jobs = None,
 ) -> None:
-    """Play every strategy of a scenario: one screen.
+    """Play every strategy of a scenario: one screen, and files under out/<scenario>/<strategy>/.
+
+    Exit code: 0 a strategy fits, 3 none does, 2 wrong input.
 
     Example: python -m sim run scenarios/fsdp_ckpt.yaml --set batch.seq_len=4096
     """
     with answers_errors():
         from sim.api import load
-        from sim.report.runner import RunError, play_all
+        from sim.report.files import strategy_folders
+        from sim.report.runner import Task, play_all
         from sim.report.summary import summarize_run
 
         loaded = load(scenario, overrides or ())
-        try:
-            played = play_all(chosen(loaded.strategies, only or ()), jobs)
-        except RunError as error:
-            stop(str(error))
-        summary = summarize_run(loaded, tuple(played))
-        if as_json:
-            print(json.dumps(summary.as_dict(), indent=2))
-        else:
-            from sim.report.console import make_console, show_run
+        setups = chosen(loaded.strategies, only or ())
+        folders: list[Path | None] = [None] * len(setups)
+        if not no_files:
+            every = strategy_folders(out, loaded.name, [setup.name for setup in loaded.strategies])
+            folders = [folder for folder, setup in zip(every, loaded.strategies) if setup in setups]
+        tasks = [Task(scenario=loaded, setup=setup, folder=folder) for setup, folder in zip(setups, folders)]
+        summary = summarize_run(loaded, tuple(answer.summary for answer in play_all(tasks, jobs)))
+        show(summary, as_json, folders)
+        raise typer.Exit(exit_code([strategy.fits for strategy in summary.strategies], strict))
 
-            show_run(make_console(), summary)
-        raise typer.Exit(exit_code([strategy.fits for strategy in played], strict))
+
+def show(summary: RunSummary, as_json: bool, folders: Sequence[Path | None]) -> None:
+    """The answer on stdout."""
+    if as_json:
+        from sim.report.summary import to_json
+
+        print(to_json(summary))
+        return
+    from sim.report.console import make_console, show_run
+
+    show_run(make_console(), summary, [folder for folder in folders if folder])
 
 
 def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:

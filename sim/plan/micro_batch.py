@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sim.api import STEPS, Outcome, fit_memory
+from sim.api import STEPS, Outcome, on_device
 from sim.model.config import ModelConfig
 from sim.program.program import Owner
 from sim.runtime.record import record
@@ -28,7 +28,7 @@ class LargestMicroBatch:
 def fits(setup: Setup, micro_batch: int) -> bool:
     """Does the run get through all steps with this micro-batch?"""
     candidate = replace(setup, batch=replace(setup.batch, micro_batch=micro_batch))
-    return fit_memory(candidate, record(candidate, STEPS))[0].out_of_memory is None
+    return on_device(candidate, record(candidate, STEPS)).out_of_memory is None
 
 
 def largest_micro_batch(outcome: Outcome, test: Callable[[Setup, int], bool] = fits) -> LargestMicroBatch | None:
@@ -76,10 +76,10 @@ def largest_micro_batch(outcome: Outcome, test: Callable[[Setup, int], bool] = f
 
 
 def _guess(outcome: Outcome) -> int:
-    """Where capacity would be reached if what grows with the batch at the peak grew alone."""
+    """Where active bytes would reach capacity if what grows with the batch at the peak grew alone."""
     present = outcome.setup.batch.micro_batch
     growing = sum(outcome.owners.get(owner, 0) for owner in _SCALES_WITH_BATCH)
     if growing <= 0:
         return present
     per_sequence = growing / present
-    return present + int((outcome.capacity_bytes - outcome.steady.reserved_bytes) // per_sequence)
+    return present + int((outcome.capacity_bytes - outcome.steady.active_bytes) // per_sequence)

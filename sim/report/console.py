@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TextIO
 
 from rich import box
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sim.report.files import FILES
 from sim.report.summary import OutOfMemory, RunSummary, StrategySummary
 from sim.report.words import NOTHING, duration_of, place, short_op, whole
 from sim.units import format_bytes
@@ -35,8 +37,8 @@ def make_console(file: TextIO | None = None) -> Console:
     return console
 
 
-def show_run(console: Console, run: RunSummary) -> None:
-    """The whole screen of one scenario."""
+def show_run(console: Console, run: RunSummary, folders: Sequence[Path] = ()) -> None:
+    """The whole screen of one scenario; `folders` have been written."""
     console.print(headline(run), "")
     for table in (main_table(run.strategies), time_table(run.strategies), memory_table(run.strategies)):
         console.print(table, "")
@@ -47,6 +49,9 @@ def show_run(console: Console, run: RunSummary) -> None:
         console.print(Text(line, style=DIM))
     for warning in run.warnings:
         console.print(Text(f"warning: {warning}", style=TIGHT_STYLE))
+    if folders:
+        names = f"{{{','.join(folder.name for folder in folders)}}}" if len(folders) > 1 else folders[0].name
+        console.print(f"Files: {folders[0].parent}/{names}/ with {', '.join(FILES)}", soft_wrap=True)
 
 
 def headline(run: RunSummary) -> Text:

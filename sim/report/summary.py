@@ -5,6 +5,7 @@ Field names are the keys of the JSON; `None` is null: no such figure, or the run
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -124,6 +125,11 @@ class RunSummary:
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, ready for JSON."""
         return asdict(self)
+
+
+def to_json(summary: RunSummary) -> str:
+    """As `--json` prints it and summary.json holds it."""
+    return json.dumps(summary.as_dict(), indent=2, ensure_ascii=False)
 
 
 def summarize_run(scenario: Scenario, strategies: tuple[StrategySummary, ...]) -> RunSummary:
