@@ -62,4 +62,4 @@ class Gpt(Module):
         x = self.wte(tokens) + self.wpe(F.empty((tokens.shape[1],), "int64"))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.lnf(x))  # type: ignore[no-any-return]
+        return self.head(self.lnf(x))

@@ -135,7 +135,7 @@ class TitanAttention(Module):
             k, v = (repeat_kv(z, c.heads // c.kv_heads) for z in (k, v))
         kernel = "math" if c.attention == "math" else "sdpa"
         y = F.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), kernel=kernel)
-        return self.wo(y.transpose(1, 2).contiguous().view(b, s, -1))  # type: ignore[no-any-return]
+        return self.wo(y.transpose(1, 2).contiguous().view(b, s, -1))
 
 
 class TitanFeedForward(Module):
@@ -144,7 +144,7 @@ class TitanFeedForward(Module):
         self.w1, self.w2, self.w3 = Linear(h, f), Linear(f, h), Linear(h, f)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class TitanBlock(Module):
@@ -184,8 +184,8 @@ class TitanLlama(Module):
             h = layer(h, self.rope)
         h = self.norm(h)
         if self.config.logits == "model_upcast":
-            return self.output(h).float()  # type: ignore[no-any-return]
-        return self.output(h)  # type: ignore[no-any-return]
+            return self.output(h).float()
+        return self.output(h)
 
 
 def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:

@@ -109,7 +109,7 @@ def apply_fsdp(
     last = len(blocks) - 1
     for i, block in enumerate(blocks):
         reshard = fsdp.reshard_after_forward
-        decided: bool | int = i < last if reshard == "torchtitan" else reshard  # type: ignore[assignment]
+        decided: bool | int = i < last if reshard == "torchtitan" else reshard
         own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
     taken = {id(p) for _, _, unit_slots, _ in own for p in unit_slots}
     rest = [p for p in slots if id(p) not in taken]
@@ -118,7 +118,14 @@ def apply_fsdp(
     if fsdp.units == "torchtitan_2026":
         embedding, norm, head = parts["tok_embeddings"], parts["norm"], parts["output"]
         Unit(tape, communication, "root", [model], [], unit_policy(fsdp, precision, False))
-        Unit(tape, communication, "tok_embeddings", [embedding], embedding.parameters(), unit_policy(fsdp, precision, True))
+        Unit(
+            tape,
+            communication,
+            "tok_embeddings",
+            [embedding],
+            embedding.parameters(),
+            unit_policy(fsdp, precision, True),
+        )
         tail = norm.parameters() + head.parameters()
         last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
     else:

@@ -194,7 +194,7 @@ class Unit:
         tracked = tuple(a for a in arguments if a.requires_grad)
         if not tracked:
             return arguments
-        passed = iter(self.tape.apply(_RegisterPostBackward, tracked, self))
+        passed = iter(self.tape.apply_tuple(_RegisterPostBackward, tracked, self))
         return tuple(next(passed) if a.requires_grad else a for a in arguments)
 
     # -- gathering ---------------------------------------------------------------------------------------------
@@ -212,7 +212,9 @@ class Unit:
         if ranks == 1 and not from_post_forward:
             self.pending, self.pending_ranks = _NO_GATHER, 1
             return
-        elements = sum(p.post_forward.elements if p.post_forward is not None else p.shard_elements for p in self.parameters)
+        elements = sum(
+            p.post_forward.elements if p.post_forward is not None else p.shard_elements for p in self.parameters
+        )
         inputs = self._gather_inputs(elements, copy_in)
         out = tape.empty((elements * ranks,), policy.gathered_dtype, stream=copy_in, owner=Owner.GATHERED)
         recorder.memory_bound("fsdp::all_gather_copy_in", "copy", 2 * out.bytes // ranks, copy_in)
@@ -380,7 +382,7 @@ class Unit:
             kept.append(self._reduce(owners, gradients))
 
     def _keep_unreduced(self) -> None:
-        """No gradient sync: every gradient becomes an unsharded one in the reduce dtype, kept for the next micro-batch."""
+        """No gradient sync: gradients become unsharded ones in the reduce dtype, kept for the next micro-batch."""
         dtype = self.policy.reduce_dtype
         self.reshard()
         last: Tensor | None = None
