@@ -147,7 +147,7 @@ class TrainingRun:
         tape, config = self.tape, self.config
         with self._autocast(), self._offload():
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                logits = self.model(self.tokens)
+                logits = Tensor.of(self.model(self.tokens))
             with tape.phase(Phase.LOSS, Owner.LOSS, "loss"):
                 logits.storage.belongs_to(Owner.LOSS)
                 loss = self._loss(logits)
