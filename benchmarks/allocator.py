@@ -1,6 +1,6 @@
 """How many memory events per second `CachingAllocator.play` does on the streams of recorded training steps.
 
-    PYTHONPATH=.:tests/exact python benchmarks/allocator.py [FOLDER]
+    PYTHONPATH=. python benchmarks/allocator.py [FOLDER]
 
 FOLDER holds recordings named train_*.json.gz (default: the ones that the tests use). The first step of each is played
 once, its last step again and again. Speed is events per second of CPU time, best of three, one core.
@@ -13,12 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-import allocator_recordings as recordings
 import numpy as np
 
 from sim.engine.allocator import AllocatorSettings, CachingAllocator
 from sim.engine.allocator.statistics import Ints
 from sim.program.program import Mem
+from tests.exact import allocator_recordings as recordings
 
 EVENTS = 1_000_000
 Columns = tuple[Ints, Ints, Ints, Ints]

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import allocator_recordings as recordings
 import numpy as np
 import pytest
-from allocator_recordings import Replay
 
 from sim.engine.allocator import AllocatorSettings, CachingAllocator
 from sim.engine.allocator.driver import RANGE_BASE, SEGMENT_BASE
+from tests.exact import allocator_recordings as recordings
+from tests.exact.allocator_recordings import Replay
 
 GAUGES = (
     "allocated_bytes",
@@ -49,12 +49,11 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
     """Counts what was compared; told at the end."""
     counts: Counter[str] = Counter()
     yield counts
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter.write_line("")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled():
         for what in ("recordings", "streams"):
             equal, total, events = (counts[f"{what} {part}"] for part in ("equal", "total", "events"))
-            reporter.write_line(f"allocator {what} equal {equal} / {total}, events compared {events}")
+            print(f"\nallocator {what} equal {equal} / {total}, events compared {events}", end="")
 
 
 def test_recordings_are_found() -> None:
