@@ -76,6 +76,12 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data())
+    def malloc_a_size_again(self, data: Any) -> None:
+        block, _ = data.draw(st.sampled_from(self.pairs))
+        self.malloc(block.requested_bytes, block.stream)
+
+    @precondition(lambda self: self.pairs)
+    @rule(data=st.data())
     def free(self, data: Any) -> None:
         block, expected = self.pairs.pop(data.draw(st.integers(0, len(self.pairs) - 1)))
         self.real.free(block)
