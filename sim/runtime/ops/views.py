@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from sim.model.calls import Shape
+from sim.program.program import COMPUTE
 from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, first, rule
@@ -274,3 +275,14 @@ def view_as_real(tape: Tape, z: Tensor) -> Tensor:
 @rule("empty")
 def empty(tape: Tape, shape: Shape, dtype: str) -> Tensor:
     return tape.empty(shape, dtype)
+
+
+@rule("compute")
+def compute(tape: Tape, name: str, shape: Shape, dtype: str, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Outside the graph: the output and its kernel."""
+    return tape.pointwise(f"aten::{name}", shape, dtype, None, sum(x.bytes for x in inputs))
+
+
+@rule("read_on_host")
+def read_on_host(tape: Tape) -> None:
+    tape.recorder.sync(tape.recorder.record(COMPUTE))
