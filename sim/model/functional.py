@@ -138,6 +138,12 @@ def compute(name: str, shape: Shape, dtype: str, *inputs: Tensor) -> Tensor:
     return result
 
 
+def cumsum(x: Tensor) -> Tensor:
+    """bool or integer x.cumsum(-1), as int64."""
+    result: Tensor = call("cumsum", x)
+    return result
+
+
 def read_on_host() -> None:
     """A value is read from the device (.item(), bool(tensor)): the host waits for all that was launched."""
     call("read_on_host")

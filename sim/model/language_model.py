@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from sim.model import functional as F
-from sim.model.calls import Tensor
+from sim.model.calls import Tensor, active
 from sim.model.config import ModelConfig
 from sim.model.module import Module, ModuleList, Parameter
 
@@ -30,6 +32,14 @@ class LanguageModel(Module):
 
     config: ModelConfig
     layers: ModuleList
+    checkpoints_first: ClassVar[bool] = False
+    """Which of every k layers is checkpointed: the first, or the last (torchtitan)."""
+
+    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What the training script calls: (loss, logits). Here the script computes the loss from the logits."""
+        logits = self(tokens)
+        with active().computing_loss():
+            return self.loss(logits, targets), logits
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """F.cross_entropy over all tokens, as a training script calls it: an fp32 copy dies when it returns."""

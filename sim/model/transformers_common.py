@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sim.model import functional as F
-from sim.model.calls import Tensor
-from sim.model.language_model import LanguageModel
+from sim.model.calls import Tensor, active
+from sim.model.language_model import LanguageModel, Linear
 
 
 def make_position_ids(length: int) -> Tensor:
@@ -23,28 +23,40 @@ def check_packed_sequences(batch: int, position_ids: Tensor) -> None:
     extended = F.compute("cat", (batch, shape[1] + 1), "int64", before_first, position_ids)
     difference = F.compute("sub", shape, "int64", extended)
     del extended
-    sequence = count_breaks(F.compute("ne", shape, "bool", difference))
+    sequence = F.cumsum(F.compute("ne", shape, "bool", difference))
     at_end = F.compute("eq", (batch,), "bool")
     whole = F.compute("all", (), "bool", at_end)
     F.read_on_host()
     del before_first, difference, sequence, at_end, whole
 
 
-def count_breaks(breaks: Tensor) -> Tensor:
-    """bool.cumsum(-1): the result, then an int64 copy of the input that dies inside."""
-    result = F.compute("cumsum", breaks.shape, "int64", breaks)
-    F.compute("copy_", breaks.shape, "int64", breaks)
-    return result
-
-
 class TransformersModel(LanguageModel):
-    """A model whose loss is transformers' ForCausalLMLoss."""
+    """A model that computes its own loss: what forward's frame holds is alive meanwhile."""
+
+    checkpoints_first = True
+    lm_head: Linear
+
+    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        loss, logits = self(tokens, targets)
+        return loss, logits
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.hidden_states(tokens)
+        logits = self.lm_head(hidden)
+        if self.config.logits == "model_upcast":
+            logits = logits.float()
+        with active().computing_loss():
+            return self.loss(logits, labels), logits
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """The network up to the final norm: [B, S, H]."""
+        raise NotImplementedError
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Logits in fp32; labels padded by one and shifted by a copy, so that every position has one."""
+        """ForCausalLMLoss: logits in fp32; labels padded by one and shifted (a copy where B > 1)."""
         batch, length, vocab = logits.shape
         if self.config.logits == "loss_upcast":
             logits = logits.float()
         labels = F.compute("constant_pad_nd", (batch, length + 1), "int64", targets)
-        shifted = F.compute("clone", (batch, length), "int64", labels)
+        shifted = labels.narrow(1, 1, length).contiguous()
         return F.cross_entropy(logits.view(-1, vocab), shifted.view(-1))

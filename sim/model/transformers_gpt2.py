@@ -95,11 +95,7 @@ class Gpt2LMHeadModel(TransformersModel):
             self.lm_head.weight = self.wte.weight
         self.name_paths()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self._hidden_states(tokens)
-        return self.lm_head(hidden)  # type: ignore[no-any-return]
-
-    def _hidden_states(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor) -> Tensor:
         """GPT2Model.forward: both embeddings stay locals of it until it returns."""
         embeddings = self.wte(tokens)
         position_ids = make_position_ids(tokens.shape[1])

@@ -43,7 +43,9 @@ class LlamaRotaryEmbedding(Module):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         length, d = position_ids.shape[1], self.head_dim
-        frequencies = F.compute("mul", (1, length, d // 2), "fp32", F.compute("_to_copy", (1, length), "fp32", position_ids))
+        frequencies = F.compute(
+            "mul", (1, length, d // 2), "fp32", F.compute("_to_copy", (1, length), "fp32", position_ids)
+        )
         angles = F.compute("cat", (1, length, d), "fp32", frequencies)
         cos = F.compute("mul", angles.shape, "fp32", F.compute("cos", angles.shape, "fp32", angles))
         sin = F.compute("mul", angles.shape, "fp32", F.compute("sin", angles.shape, "fp32", angles))
@@ -153,13 +155,7 @@ class LlamaForCausalLM(TransformersModel):
             self.lm_head.weight = self.embed_tokens.weight
         self.name_paths()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self._hidden_states(tokens)
-        if self.config.logits == "model_upcast":
-            return self.lm_head(hidden).float()  # type: ignore[no-any-return]
-        return self.lm_head(hidden)  # type: ignore[no-any-return]
-
-    def _hidden_states(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor) -> Tensor:
         """LlamaModel.forward: the embeddings stay a local of it until it returns."""
         embeddings = self.embed_tokens(tokens)
         position_ids = make_position_ids(tokens.shape[1])

@@ -149,12 +149,11 @@ class TrainingRun:
         """Forward and loss under the strategy's contexts; the logits are returned where the script keeps them."""
         tape, config = self.tape, self.config
         with self._autocast(), self._offload():
+            assert self.tokens is not None and self.targets is not None
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                logits = self.model(self.tokens)
-            with tape.phase(Phase.LOSS, Owner.LOSS, "loss"):
-                logits.storage.belongs_to(Owner.LOSS)
-                assert self.targets is not None
-                loss: Tensor = self.model.loss(logits, self.targets)
+                loss, logits = self.model.compute_loss(self.tokens, self.targets)
+            assert isinstance(loss, Tensor) and isinstance(logits, Tensor)
+            logits.storage.belongs_to(Owner.LOSS)
         return loss, (logits if config.keep_logits else None)
 
     def _optimize(self, number: int) -> None:

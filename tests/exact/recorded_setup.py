@@ -134,7 +134,9 @@ def transformers_setup(meta: dict[str, Any]) -> Setup:
         model=model,
         batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
         precision=Precision(
-            parameters="bf16" if bf16 else "fp32", compute="fp32" if meta["prec"] == "fp32" else "bf16", autocast=autocast
+            parameters="bf16" if bf16 else "fp32",
+            compute="fp32" if meta["prec"] == "fp32" else "bf16",
+            autocast=autocast,
         ),
         checkpoint=Checkpoint(every=meta["ckpt"]) if meta["ckpt"] else None,
         fsdp=None,
