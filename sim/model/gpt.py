@@ -48,7 +48,7 @@ class Gpt(LanguageModel):
     """Token and position embeddings, blocks, final norm, head (tied or not)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.wte = Embedding(config.vocab, config.hidden)
         self.wpe = Embedding(config.max_positions, config.hidden)
         self.layers = ModuleList([GptBlock(config) for _ in range(config.layers)])
@@ -62,4 +62,4 @@ class Gpt(LanguageModel):
         x = self.wte(tokens) + self.wpe(F.empty((tokens.shape[1],), "int64"))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.lnf(x))  # type: ignore[no-any-return]
+        return self.head(self.lnf(x))

@@ -30,10 +30,12 @@ class Embedding(Module):
 class LanguageModel(Module):
     """Maps tokens [B, S] to logits [B, S, V]. `layers` are the repeated blocks, which wrappers may replace."""
 
-    config: ModelConfig
     layers: ModuleList
     checkpoints_first: ClassVar[bool] = False
     """Which of every k layers is checkpointed: the first, or the last (torchtitan)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """What the training script calls: (loss, logits). Here the script computes the loss from the logits."""

@@ -92,7 +92,7 @@ class TitanAttention(Module):
             k, v = (repeat_kv(z, c.heads // c.kv_heads) for z in (k, v))
         kernel = "math" if c.attention == "math" else "sdpa"
         y = F.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), kernel=kernel)
-        return self.wo(y.transpose(1, 2).contiguous().view(b, s, -1))  # type: ignore[no-any-return]
+        return self.wo(y.transpose(1, 2).contiguous().view(b, s, -1))
 
 
 class TitanFeedForward(Module):
@@ -101,7 +101,7 @@ class TitanFeedForward(Module):
         self.w1, self.w2, self.w3 = Linear(h, f), Linear(f, h), Linear(h, f)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class TitanBlock(Module):
@@ -120,7 +120,7 @@ class TitanLlama(LanguageModel):
     """`layers` may be replaced by wrappers; `run_layers` is how they are called (segments replace it)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.tok_embeddings = Embedding(config.vocab, config.hidden)
         self.layers = ModuleList([TitanBlock(config) for _ in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
@@ -141,8 +141,8 @@ class TitanLlama(LanguageModel):
             h = layer(h, self.rope)
         h = self.norm(h)
         if self.config.logits == "model_upcast":
-            return self.output(h).float()  # type: ignore[no-any-return]
-        return self.output(h)  # type: ignore[no-any-return]
+            return self.output(h).float()
+        return self.output(h)
 
 
 def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:

@@ -50,7 +50,7 @@ class Module:
     hooks: Hooks | None = None
     path: str = ""
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Tensor:
         # `given` lives until the module returns, as PyTorch's call frame does, even where a hook replaced arguments
         given = arguments
         interpreter = active()
@@ -58,7 +58,7 @@ class Module:
         try:
             if self.hooks is not None:
                 arguments = self.hooks.pre_forward(self, arguments)
-            output = self.forward(*arguments)
+            output: Tensor = self.forward(*arguments)
             if self.hooks is not None:
                 output = self.hooks.post_forward(self, output)
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sim.model import functional as F
 from sim.model.calls import Tensor, active
 from sim.model.language_model import LanguageModel, Linear
@@ -37,7 +39,8 @@ class TransformersModel(LanguageModel):
     lm_head: Linear
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        loss, logits = self(tokens, targets)
+        outputs: Any = self(tokens, targets)
+        loss, logits = outputs
         return loss, logits
 
     def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -78,14 +78,14 @@ class Gpt2Block(Module):
         residual = x
         x = self.ln_2(x)
         feed_forward = self.mlp(x)
-        return residual + feed_forward  # type: ignore[no-any-return]
+        return residual + feed_forward
 
 
 class Gpt2LMHeadModel(TransformersModel):
     """GPT2Model and its head in one module; no attention mask is given, no cache kept."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.wte = Embedding(config.vocab, config.hidden)
         self.wpe = Embedding(config.max_positions, config.hidden)
         self.layers = ModuleList([Gpt2Block(config) for _ in range(config.layers)])
@@ -106,4 +106,4 @@ class Gpt2LMHeadModel(TransformersModel):
         for layer in self.layers:
             hidden = layer(hidden, position_ids)
         hidden = self.ln_f(hidden)
-        return hidden.view(*hidden.shape)  # type: ignore[no-any-return]
+        return hidden.view(*hidden.shape)

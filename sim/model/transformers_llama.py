@@ -6,6 +6,8 @@ forward in the dtype of the embeddings, queries and keys are rotated in their ow
 
 from __future__ import annotations
 
+from typing import Any
+
 from sim.model import functional as F
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
@@ -100,7 +102,7 @@ class LlamaAttention(Module):
         v = self.v_proj(x).view(b, s, -1, c.head_dim).transpose(1, 2)
         q, k = apply_rotary(q, k, cos, sin)
         y = self._attend(q, k, v)
-        return self.o_proj(y.reshape(b, s, -1).contiguous())  # type: ignore[no-any-return]
+        return self.o_proj(y.reshape(b, s, -1).contiguous())
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """transformers' call of SDPA: [B, S, A, D] in plain order."""
@@ -118,7 +120,7 @@ class LlamaMLP(Module):
         self.gate_proj, self.up_proj, self.down_proj = Linear(h, f), Linear(h, f), Linear(f, h)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class LlamaDecoderLayer(Module):
@@ -145,7 +147,7 @@ class LlamaForCausalLM(TransformersModel):
     """LlamaModel and its head in one module; no attention mask is given, no cache kept."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.embed_tokens = Embedding(config.vocab, config.hidden)
         self.layers = ModuleList([LlamaDecoderLayer(config) for _ in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
@@ -161,7 +163,8 @@ class LlamaForCausalLM(TransformersModel):
         position_ids = make_position_ids(tokens.shape[1])
         check_packed_sequences(tokens.shape[0], position_ids)
         hidden = embeddings
-        cos, sin = self.rotary_emb(hidden, position_ids)
+        rotation: Any = self.rotary_emb(hidden, position_ids)
+        cos, sin = rotation
         for layer in self.layers:
             hidden = layer(hidden, cos, sin, position_ids)
-        return self.norm(hidden)  # type: ignore[no-any-return]
+        return self.norm(hidden)

@@ -128,7 +128,9 @@ class Recorder:
         self._row_where.append(self.where)
 
     def memory_bound(self, name: str, family: str, moved_bytes: int, stream: int = 0) -> None:
-        """Launch a kernel whose time is bytes over bandwidth."""
+        """Launch a kernel whose time is bytes over bandwidth. On tensors without elements nothing is launched."""
+        if not moved_bytes:
+            return
         key = (name, family, moved_bytes)
         number = self._kernels.get(key)
         if number is None:

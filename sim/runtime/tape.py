@@ -75,8 +75,18 @@ class Tape:
         return self.phase(Phase.LOSS, Owner.LOSS, "loss")
 
     # -- operators ---------------------------------------------------------------------------------------------
-    def apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> Any:
-        """One autograd-visible operator: node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
+    def apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> Tensor:
+        """One autograd-visible operator with one output."""
+        output: Tensor = self._apply(op, inputs, attributes)
+        return output
+
+    def apply_tuple(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> tuple[Tensor, ...]:
+        """One autograd-visible operator with several outputs."""
+        outputs: tuple[Tensor, ...] = self._apply(op, inputs, attributes)
+        return outputs
+
+    def _apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], attributes: tuple[Any, ...]) -> Any:
+        """Node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
         recorder = self.recorder
         recorder.where = recorder.base | op.number
         if not (self.grad_enabled and any(t is not None and t.requires_grad for t in inputs)):

@@ -9,8 +9,8 @@ from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
 from sim.model.config import ModelConfig
-from sim.model.llama import TitanLlama
 from sim.model.language_model import LanguageModel
+from sim.model.llama import TitanLlama
 from sim.model.module import Buffer
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
@@ -144,6 +144,7 @@ class TrainingRun:
                 self.recorder.sync(self.recorder.record(COMPUTE))
             del loss
         self._optimize(number)
+        mark(f"s{number}.end")
 
     def _forward(self) -> tuple[Tensor, Tensor | None]:
         """Forward and loss under the strategy's contexts; the logits are returned where the script keeps them."""
@@ -151,8 +152,7 @@ class TrainingRun:
         with self._autocast(), self._offload():
             assert self.tokens is not None and self.targets is not None
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                loss, logits = self.model.compute_loss(self.tokens, self.targets)
-            assert isinstance(loss, Tensor) and isinstance(logits, Tensor)
+                loss, logits = map(Tensor.of, self.model.compute_loss(self.tokens, self.targets))
             logits.storage.belongs_to(Owner.LOSS)
         return loss, (logits if config.keep_logits else None)
 
@@ -163,8 +163,7 @@ class TrainingRun:
             return
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
-                sharded = setup.fsdp is not None and setup.fsdp.degree > 1
-                clip_grad_norm(tape, self.parameters, sharded)
+                clip_grad_norm(tape, self.parameters, setup.fsdp.degree if setup.fsdp is not None else 1)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
@@ -178,6 +177,7 @@ class TrainingRun:
         """New token and target ids; the previous ones die as the names are rebound."""
         shape = (self.setup.batch.micro_batch, self.setup.batch.seq_len)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
+            self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")
             self.targets = self.tape.empty(shape, "int64")
 

@@ -111,7 +111,7 @@ def apply_fsdp(
     last = len(blocks) - 1
     for i, block in enumerate(blocks):
         reshard = fsdp.reshard_after_forward
-        decided: bool | int = i < last if reshard == "torchtitan" else reshard  # type: ignore[assignment]
+        decided: bool | int = i < last if reshard == "torchtitan" else reshard
         own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
     taken = {id(p) for _, _, unit_slots, _ in own for p in unit_slots}
     rest = [p for p in slots if id(p) not in taken]

@@ -7,7 +7,7 @@ from typing import Any
 from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
-from sim.model.config import ModelConfig
+from sim.model.config import Family, ModelConfig
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
@@ -111,22 +111,23 @@ def _setup(
 
 
 def transformers_setup(meta: dict[str, Any]) -> Setup:
-    """Recordings of transformers' models on one GPU."""
+    """Recordings of transformers' models on one GPU; meta["arch"] is transformers' model type."""
     gpt2 = meta["arch"] == "gpt2"
-    implementation = IMPLEMENTATIONS["gpt" if gpt2 else "llama", "transformers"]
-    choices = implementation | (
-        {"activation": {"gelu": "gelu"}.get(meta.get("act", ""), "gelu_new"), "dropout": meta["dropout"]}
-        if gpt2
-        else {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
-    )
+    family: Family = "gpt" if gpt2 else "llama"
+    choices = IMPLEMENTATIONS[family, "transformers"] | {
+        "keep_logits": meta["keep_logits"],
+        "tied_embeddings": meta["tie"],
+    }
+    if gpt2:
+        choices |= {"activation": meta.get("act", "gelu_new"), "dropout": meta["dropout"]}
+    else:
+        choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
     model = ModelConfig(
-        **choices
-        | dict(
-            name="recorded", family="gpt" if gpt2 else "llama", implementation="transformers",
-            layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
-            kv_heads=meta["heads"] if gpt2 else meta["kv"], head_dim=meta["head_dim"] if not gpt2 else meta["hidden"] // meta["heads"], vocab=meta["vocab"],
-            max_positions=meta["max_positions"], tied_embeddings=meta["tie"], keep_logits=meta["keep_logits"],
-        )
+        name="recorded", family=family, implementation="transformers",
+        layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
+        kv_heads=meta["heads"] if gpt2 else meta["kv"],
+        head_dim=meta["hidden"] // meta["heads"] if gpt2 else meta["head_dim"],
+        vocab=meta["vocab"], max_positions=meta["max_positions"], **choices,
     )  # fmt: skip
     autocast, bf16 = meta["prec"] == "autocast", meta["prec"] == "bf16"
     return _setup(

@@ -7,7 +7,7 @@ TAPE_LLAMA_FSDP.md 0.5 (split keys), 0.6 (padding), 1 (enable_gqa), 2.3 (strided
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.program.kernels import Attention
 from sim.program.program import Owner
@@ -40,13 +40,15 @@ def _work(q: Tensor, k: Tensor, generation: str, backward: bool) -> Attention:
 
 
 class Flash(Op):
-    """out, lse fp32, [split accumulators, never with dropout], rng state 16 B, unused 8 B. Saves k, q, v (key, query, value), then
-    lse, out, rng, unused (logsumexp, output, ...)."""
+    """out, lse fp32, [split accumulators, never with dropout], rng state 16 B, unused 8 B.
+
+    Saves k, q, v (key, query, value), then lse, out, rng, unused (logsumexp, output, ...).
+    """
 
     node = "ScaledDotProductFlashAttentionBackward0"
     aten = "aten._scaled_dot_product_flash_attention"
-    saved_outputs = (1, 0, 2, 3)
-    not_differentiable = (1, 2, 3)
+    saved_outputs: ClassVar[tuple[int, ...]] = (1, 0, 2, 3)
+    not_differentiable: ClassVar[tuple[int, ...]] = (1, 2, 3)
 
     @staticmethod
     def saved_inputs(node: Node, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Tensor | None]:
@@ -104,8 +106,8 @@ class Efficient(Op):
 
     node = "ScaledDotProductEfficientAttentionBackward0"
     aten = "aten._scaled_dot_product_efficient_attention"
-    saved_outputs = (1, 0, 2, 3)
-    not_differentiable = (1, 2, 3)
+    saved_outputs: ClassVar[tuple[int, ...]] = (1, 0, 2, 3)
+    not_differentiable: ClassVar[tuple[int, ...]] = (1, 2, 3)
 
     @staticmethod
     def saved_inputs(node: Node, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Tensor | None]:
@@ -212,13 +214,12 @@ def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, ker
         q = autocast_to(tape, q, tape.autocast_dtype)  # type: ignore[assignment]
     if q.dtype == "fp32":
         op = EfficientDropout if dropout_p else Efficient
-        result: Tensor = tape.apply(op, (q, k, v))[0]
+        result: Tensor = tape.apply_tuple(op, (q, k, v))[0]
         return result
     head_dim = q.shape[-1]
     if head_dim % 8:
-        padded = [tape.apply(PadHead, (x,)) for x in (q, k, v)]
-        out = attention(tape, *padded, dropout_p, kernel)
+        q, k, v = (tape.apply(PadHead, (x,)) for x in (q, k, v))
+        out = attention(tape, q, k, v, dropout_p, kernel)
         result = tape.apply(CutHead, (out,), head_dim)
         return result
-    result = tape.apply(Flash, (q, k, v), dropout_p)[0]
-    return result
+    return tape.apply_tuple(Flash, (q, k, v), dropout_p)[0]

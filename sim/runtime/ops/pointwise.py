@@ -335,7 +335,7 @@ def mul(tape: Tape, a: Tensor, b: Tensor | float) -> Tensor:
 def dropout(tape: Tape, x: Tensor, p: float) -> Tensor:
     if p == 0:
         return x
-    result: Tensor = tape.apply(Dropout, (x,))[0]
+    result: Tensor = tape.apply_tuple(Dropout, (x,))[0]
     return result
 
 

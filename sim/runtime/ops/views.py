@@ -248,7 +248,7 @@ def slice_(tape: Tape, x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 @rule("split")
 def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
-    result: tuple[Tensor, ...] = tape.apply(Split, (x,), size)
+    result: tuple[Tensor, ...] = tape.apply_tuple(Split, (x,), size)
     return result
 
 

@@ -1,0 +1,16 @@
+"""From a set-up to the program of its (simulated) rank."""
+
+from __future__ import annotations
+
+from sim.model.config import ChainConfig
+from sim.program.program import Program
+from sim.runtime.chain import record_chain
+from sim.runtime.train import record_training
+from sim.scenario.setup import Setup
+
+
+def record(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Program:
+    """Everything that rank 0 issues in `steps` steps; `fail_at`: the allocation that is refused."""
+    if isinstance(setup.model, ChainConfig):
+        return record_chain(setup, steps, fail_at)
+    return record_training(setup, steps, fail_at)
