@@ -9,7 +9,7 @@ argument tuple or a saved tensor holds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 Shape = tuple[int, ...]
@@ -25,6 +25,9 @@ class Interpreter(Protocol):
 
     def leave(self, token: int) -> None:
         """The module's forward ends, also by an exception."""
+
+    def computing_loss(self) -> AbstractContextManager[None]:
+        """What runs inside belongs to the loss, not to the network."""
 
 
 class _Active:

@@ -7,7 +7,7 @@ consulted at exactly two places: when a tensor is packed or unpacked, and at the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,9 @@ class Tape:
 
     def leave(self, token: int) -> None:
         self.recorder.resume(token)
+
+    def computing_loss(self) -> AbstractContextManager[None]:
+        return self.phase(Phase.LOSS, Owner.LOSS, "loss")
 
     # -- operators ---------------------------------------------------------------------------------------------
     def apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> Tensor:

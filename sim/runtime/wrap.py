@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.model.calls import Tensor
+from sim.model.language_model import LanguageModel
 from sim.model.module import Module, ModuleList, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.offload import SaveOnCpu
@@ -60,9 +61,10 @@ def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -
     select = policy(checkpoint.save) if checkpoint.save else None
     limit = len(blocks) if checkpoint.first is None else checkpoint.first
     size, outer, regions = checkpoint.segment, list(blocks), []
+    remainder = 0 if isinstance(model, LanguageModel) and model.checkpoints_first else checkpoint.every - 1
     for number, start in enumerate(range(0, len(blocks), size)):
         part = blocks[start : start + size]
-        chosen = (number + 1) % checkpoint.every == 0 and start + len(part) <= limit
+        chosen = number % checkpoint.every == remainder and start + len(part) <= limit
         if not chosen:
             regions.extend(part)
             continue

@@ -13,7 +13,9 @@ from sim.scenario import load_text
 MIB = 1 << 20
 
 
-def chain(strategies: str, *, layers: int = 48, entry: int = 16, activation: int | str = 128, **more: object) -> sim.Result:
+def chain(
+    strategies: str, *, layers: int = 48, entry: int = 16, activation: int | str = 128, **more: object
+) -> sim.Result:
     """Play a chain; sizes in MiB, further fields as in the scenario."""
     fields = {"layers": layers, "entry": f"{entry} MiB", "forward": "20 us", "backward": "40 us"}
     fields |= {"activation": activation if isinstance(activation, str) else f"{activation} MiB", **more}

@@ -157,7 +157,7 @@ class Unit:
                 target.prefetch(Training.FORWARD)
         return arguments
 
-    def post_forward(self, module: Module, output: Tensor) -> Tensor:
+    def post_forward(self, module: Module, output: Any) -> Any:
         if self.module_training is Training.PRE_BACKWARD:
             return output
         if len(self.modules) > 1:
@@ -171,10 +171,9 @@ class Unit:
                 communication.post_forward_order.append(self)
                 self.positions.append(len(communication.post_forward_order) - 1)
             self.training = Training.IDLE
-        if self.tape.grad_enabled and output.requires_grad:
-            node = output.node
-            assert node is not None
-            node.pre_hooks = [*(node.pre_hooks or []), self.pre_backward]
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if self.tape.grad_enabled and tensor.node is not None:
+                tensor.node.pre_hooks = [*(tensor.node.pre_hooks or []), self.pre_backward]
         self.module_training = Training.IDLE
         if communication.root_of_this_forward is self:
             communication.deferred_gather = None
