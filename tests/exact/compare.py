@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from sim.engine.allocator import AllocatorSettings, CachingAllocator, Driver
 from sim.engine.allocator.driver import RANGE_BASE, SEGMENT_BASE
 from sim.program.program import Mem, Program
 from sim.runtime.train import record_training
 from sim.scenario.setup import Setup
-
+from tests.exact.allocator_recordings import load
 from tests.exact.recorded_setup import gpt_setup, llama_setup
-from tests.exact.recordings import load
 
 DEFAULT_CAPACITY_BYTES = 400 << 30  # record_llama.py names the capacity only where it is another
 STATISTICS = ("allocated", "active", "reserved", "requested", "inactive_split")
@@ -51,7 +51,7 @@ class Burst:
 
 @dataclass
 class Run:
-    """One run, recorded or simulated. `live_at_start`: what was alive before the first burst, as (address, bytes, stream)."""
+    """One run, recorded or simulated; `live_at_start`: (address, bytes, stream) of what was alive before the first burst."""
 
     bursts: list[Burst]
     marks: dict[str, dict[str, list[int]]]
@@ -174,7 +174,7 @@ class _Simulation:
         self.alive: dict[int, Allocation] = {}
 
     def _marks_of_script(self, program: Program) -> list[tuple[str, int]]:
-        """(name, position) of each mark. The GPT script deletes the loss before its mark after backward, ours after it."""
+        """(name, position) of marks. The GPT script deletes the loss before its mark after backward, ours after it."""
         marks = [(mark.name, mark.memory_events + self.anchors) for mark in program.marks]
         if not self.is_gpt:
             return marks

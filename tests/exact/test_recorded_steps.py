@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.exact.allocator_recordings import paths
 from tests.exact.compare import Comparison, compare_file, is_step_recording
-from tests.exact.recordings import paths
 
 FOUND = [(name, path) for name, path in paths() if is_step_recording(path)]
 done: list[Comparison] = []
