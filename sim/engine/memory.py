@@ -7,7 +7,9 @@ from sim.program.program import Program
 from sim.timeline.memory import MemoryTimeline, OutOfMemoryEvent
 
 
-def play_memory(program: Program, settings_text: str, total_bytes: int, capacity_bytes: int, version: str) -> MemoryTimeline:
+def play_memory(
+    program: Program, settings_text: str, total_bytes: int, capacity_bytes: int, version: str
+) -> MemoryTimeline:
     """The allocator's answer to every event, until the end or an out-of-memory.
 
     total_bytes: the device as cudaMemGetInfo shows it; capacity_bytes: what the driver can give to this process (total

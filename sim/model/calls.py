@@ -9,7 +9,7 @@ argument tuple or a saved tensor holds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 Shape = tuple[int, ...]
@@ -25,6 +25,9 @@ class Interpreter(Protocol):
 
     def leave(self, token: int) -> None:
         """The module's forward ends, also by an exception."""
+
+    def computing_loss(self) -> AbstractContextManager[None]:
+        """What runs inside belongs to the loss, not to the network."""
 
 
 class _Active:
@@ -48,10 +51,18 @@ def active() -> Interpreter:
     return _Active.interpreter
 
 
-def call(name: str, *arguments: Any) -> Any:
-    """Execute one operator."""
+def call(name: str, *arguments: Any) -> Tensor:
+    """Execute one operator that gives one tensor."""
     interpreter = active()
-    return interpreter.rules[name](interpreter, *arguments)
+    result: Tensor = interpreter.rules[name](interpreter, *arguments)
+    return result
+
+
+def call_tuple(name: str, *arguments: Any) -> tuple[Tensor, ...]:
+    """Execute one operator that gives several tensors."""
+    interpreter = active()
+    results: tuple[Tensor, ...] = interpreter.rules[name](interpreter, *arguments)
+    return results
 
 
 class Tensor:
@@ -111,8 +122,7 @@ class Tensor:
 
     def split(self, size: int) -> tuple[Tensor, ...]:
         """Equal parts of `size` along the last dimension."""
-        result: tuple[Tensor, ...] = call("split", self, size)
-        return result
+        return call_tuple("split", self, size)
 
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
         """x[..., start:start+length, ...] along `dim`."""

@@ -16,8 +16,7 @@ class ChainLayer(Module):
         self.number = number
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = call("chain_layer", x, self.config, self.number)
-        return result
+        return call("chain_layer", x, self.config, self.number)
 
 
 class Chain(Module):
@@ -45,5 +44,4 @@ class KeptEntry(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         entry = call("chain_entry", x, self.config.entry_bytes[self.number])
-        result: Tensor = self.region(entry)
-        return result
+        return self.region(entry)

@@ -130,3 +130,20 @@ def empty(shape: Shape, dtype: str) -> Tensor:
     """An uninitialized tensor; also what a kernel without inputs fills (zeros, arange, ones)."""
     result: Tensor = call("empty", shape, dtype)
     return result
+
+
+def compute(name: str, shape: Shape, dtype: str, *inputs: Tensor) -> Tensor:
+    """An operator on data that needs no gradient (ids, positions): one output, one kernel that reads `inputs`."""
+    result: Tensor = call("compute", name, shape, dtype, inputs)
+    return result
+
+
+def cumsum(x: Tensor) -> Tensor:
+    """bool or integer x.cumsum(-1), as int64."""
+    result: Tensor = call("cumsum", x)
+    return result
+
+
+def read_on_host() -> None:
+    """A value is read from the device (.item(), bool(tensor)): the host waits for all that was launched."""
+    call("read_on_host")

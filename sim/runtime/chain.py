@@ -10,6 +10,7 @@ from sim.runtime import ops
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.tape import DeviceFacts, Tape
+from sim.runtime.tensor import Tensor
 from sim.runtime.wrap import apply_checkpoint
 from sim.scenario.setup import Setup
 
@@ -54,7 +55,7 @@ def _step(tape: Tape, model: Chain, number: int, accumulation: int) -> None:
         with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
             x = tape.empty((0,), "uint8")
             x.requires_grad = True
-            loss = model(x)
+            loss = Tensor.of(model(x))
         tape.recorder.mark(f"s{number}.fwd{micro_batch}")
         tape.backward(loss)
         tape.recorder.mark(f"s{number}.bwd{micro_batch}")

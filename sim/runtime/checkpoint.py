@@ -40,7 +40,12 @@ class _Frame:
     """One region's run: its function, its inputs (saved under the hooks active outside), what was packed inside."""
 
     def __init__(
-        self, tape: Tape, function: Callable[..., Any], inputs: tuple[Any, ...], selective: Selective | None, early_stop: bool
+        self,
+        tape: Tape,
+        function: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        selective: Selective | None,
+        early_stop: bool,
     ) -> None:
         self.function = function
         self.selective = selective

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class _Lowering:
         borders = [*np.flatnonzero(starts_run).tolist(), rows]
         inserted = np.zeros(rows + 1, np.int64)
         kinds_list, streams_list, arguments_list = kinds.tolist(), streams.tolist(), arguments.tolist()
-        for first, end in zip(borders, borders[1:]):
+        for first, end in pairwise(borders):
             for call in calls_at.get(first, ()):
                 inserted[first] += self._driver(call)
             if kinds_list[first] == Row.LAUNCH:
@@ -130,4 +131,3 @@ def placement(mesh: Mesh, collective: Collective) -> Span:
         per_node = min(collective.size, mesh.gpus_per_node)
         return Span(collective.size, -(-collective.size // per_node), per_node, True)
     return mesh.span(collective.group)
-

@@ -7,7 +7,7 @@ consulted at exactly two places: when a tensor is packed or unpacked, and at the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, OutOfMemory, Recorder
-from sim.runtime.strides import Strides
+from sim.runtime.strides import Strides, follow
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -71,12 +71,25 @@ class Tape:
     def leave(self, token: int) -> None:
         self.recorder.resume(token)
 
+    def computing_loss(self) -> AbstractContextManager[None]:
+        return self.phase(Phase.LOSS, Owner.LOSS, "loss")
+
     # -- operators ---------------------------------------------------------------------------------------------
-    def apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> Any:
-        """One autograd-visible operator: node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
+    def apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> Tensor:
+        """One autograd-visible operator with one output."""
+        output: Tensor = self._apply(op, inputs, attributes)
+        return output
+
+    def apply_tuple(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> tuple[Tensor, ...]:
+        """One autograd-visible operator with several outputs."""
+        outputs: tuple[Tensor, ...] = self._apply(op, inputs, attributes)
+        return outputs
+
+    def _apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], attributes: tuple[Any, ...]) -> Any:
+        """Node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
         recorder = self.recorder
         recorder.where = recorder.base | op.number
-        if not (self.grad_enabled and any(t is not None and t.requires_grad for t in inputs)):
+        if not (self.grad_enabled and _requires_grad(inputs)):
             return self._kernel(op, inputs, attributes)
         node = Node(self, op, inputs, attributes)
         for tensor in op.saved_inputs(node, *inputs):
@@ -204,13 +217,16 @@ class Tape:
             recorder.default_owner = before[1]
 
 
+def _requires_grad(inputs: tuple[Tensor | None, ...]) -> bool:
+    for tensor in inputs:  # noqa: SIM110 (a plain loop: this runs for every operator)
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
 def strides_like(x: Tensor) -> Strides:
     """Strides of an elementwise result of x."""
-    if x.strides is None:
-        return None
-    from sim.runtime.strides import follow
-
-    return follow(x.shape, x.strides)
+    return None if x.strides is None else follow(x.shape, x.strides)
 
 
 _ONES_LIKE = Operators.number("aten::ones_like")

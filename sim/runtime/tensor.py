@@ -93,6 +93,12 @@ class Tensor(ModelTensor):
         """A second handle on the same bytes, outside the graph."""
         return Tensor(self.storage, self.shape, self.dtype, self.strides)
 
+    @staticmethod
+    def of(tensor: ModelTensor) -> Tensor:
+        """The tape's view of a model's handle (all handles are the tape's own)."""
+        assert isinstance(tensor, Tensor)
+        return tensor
+
     def alias(self, shape: Shape, strides: Strides = None, dtype: str | None = None) -> Tensor:
         """A raw view: no graph, holds the base."""
         base = self.base if self.base is not None else self

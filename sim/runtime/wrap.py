@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.model.calls import Tensor
+from sim.model.language_model import LanguageModel
 from sim.model.module import Module, ModuleList, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.offload import SaveOnCpu
@@ -60,9 +61,10 @@ def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -
     select = policy(checkpoint.save) if checkpoint.save else None
     limit = len(blocks) if checkpoint.first is None else checkpoint.first
     size, outer, regions = checkpoint.segment, list(blocks), []
+    remainder = 0 if isinstance(model, LanguageModel) and model.checkpoints_first else checkpoint.every - 1
     for number, start in enumerate(range(0, len(blocks), size)):
         part = blocks[start : start + size]
-        chosen = (number + 1) % checkpoint.every == 0 and start + len(part) <= limit
+        chosen = number % checkpoint.every == remainder and start + len(part) <= limit
         if not chosen:
             regions.extend(part)
             continue
@@ -109,7 +111,7 @@ def apply_fsdp(
     last = len(blocks) - 1
     for i, block in enumerate(blocks):
         reshard = fsdp.reshard_after_forward
-        decided: bool | int = i < last if reshard == "torchtitan" else reshard  # type: ignore[assignment]
+        decided: bool | int = i < last if reshard == "torchtitan" else reshard
         own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
     taken = {id(p) for _, _, unit_slots, _ in own for p in unit_slots}
     rest = [p for p in slots if id(p) not in taken]
@@ -118,7 +120,14 @@ def apply_fsdp(
     if fsdp.units == "torchtitan_2026":
         embedding, norm, head = parts["tok_embeddings"], parts["norm"], parts["output"]
         Unit(tape, communication, "root", [model], [], unit_policy(fsdp, precision, False))
-        Unit(tape, communication, "tok_embeddings", [embedding], embedding.parameters(), unit_policy(fsdp, precision, True))
+        Unit(
+            tape,
+            communication,
+            "tok_embeddings",
+            [embedding],
+            embedding.parameters(),
+            unit_policy(fsdp, precision, True),
+        )
         tail = norm.parameters() + head.parameters()
         last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
     else:

@@ -176,8 +176,6 @@ class FsdpSection(Section):
     keep unsharded gradients meanwhile."""
     cast_forward_inputs: bool = True
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
-    cpu_offload: bool = False
-    """Keep parameters, gradients and optimizer state on the host. Default: false."""
 
 
 class ParallelSection(Section):

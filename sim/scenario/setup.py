@@ -90,7 +90,7 @@ class Fsdp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The training script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
+    """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
 
     framework: str = "eager"
     sync: tuple[Literal["loss", "clip"], ...] = ("loss",)

@@ -29,11 +29,11 @@ class Lanes:
 
     @cached_property
     def is_kernel(self) -> Bools:
-        return self.program.row_kind == Row.LAUNCH
+        return np.equal(self.program.row_kind, Row.LAUNCH)
 
     @cached_property
     def is_collective(self) -> Bools:
-        return self.program.row_kind == Row.COLLECTIVE
+        return np.equal(self.program.row_kind, Row.COLLECTIVE)
 
     @cached_property
     def is_transfer(self) -> Bools:
@@ -55,7 +55,7 @@ class Lanes:
     @cached_property
     def computes(self) -> Bools:
         """Kernels on the compute stream."""
-        return self.is_kernel & (self.program.row_stream == COMPUTE)
+        return self.is_kernel & np.equal(self.program.row_stream, COMPUTE)
 
     def in_step(self, first_row: int, last_row: int) -> Bools:
         """Rows first_row..last_row-1 as a mask."""

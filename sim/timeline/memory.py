@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -133,4 +134,4 @@ def step_ranges(marks: list[tuple[str, int]], end: int) -> list[tuple[int, int]]
     if not borders:
         return [(previous, end)] if end > previous else []
     borders.append(end)
-    return [(a, b) for a, b in zip(borders, borders[1:]) if b > a or a < end]
+    return [(a, b) for a, b in pairwise(borders) if b > a or a < end]

@@ -6,7 +6,8 @@ from typing import Any
 
 from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
-from sim.model.config import ModelConfig
+from sim.model.catalogue import IMPLEMENTATIONS
+from sim.model.config import Family, ModelConfig
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
@@ -107,3 +108,39 @@ def _setup(
         optimizer=Optimizer(variant=variant, clip_norm=1.0 if meta.get("clip") else None, zero_grad=zero),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
     )  # fmt: skip
+
+
+def transformers_setup(meta: dict[str, Any]) -> Setup:
+    """Recordings of transformers' models on one GPU; meta["arch"] is transformers' model type."""
+    gpt2 = meta["arch"] == "gpt2"
+    family: Family = "gpt" if gpt2 else "llama"
+    choices = IMPLEMENTATIONS[family, "transformers"] | {
+        "keep_logits": meta["keep_logits"],
+        "tied_embeddings": meta["tie"],
+    }
+    if gpt2:
+        choices |= {"activation": meta.get("act", "gelu_new"), "dropout": meta["dropout"]}
+    else:
+        choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
+    model = ModelConfig(
+        name="recorded", family=family, implementation="transformers",
+        layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
+        kv_heads=meta["heads"] if gpt2 else meta["kv"],
+        head_dim=meta["hidden"] // meta["heads"] if gpt2 else meta["head_dim"],
+        vocab=meta["vocab"], max_positions=meta["max_positions"], **choices,
+    )  # fmt: skip
+    autocast, bf16 = meta["prec"] == "autocast", meta["prec"] == "bf16"
+    return _setup(
+        meta,
+        model=model,
+        batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
+        precision=Precision(
+            parameters="bf16" if bf16 else "fp32",
+            compute="fp32" if meta["prec"] == "fp32" else "bf16",
+            autocast=autocast,
+        ),
+        checkpoint=Checkpoint(every=meta["ckpt"]) if meta["ckpt"] else None,
+        fsdp=None,
+        zero=meta["zero"],
+        offload=None,
+    )

@@ -54,7 +54,9 @@ class Softmax(Op):
 
 
 def _softmax_gradient(tape: Tape, gradient: Tensor) -> Tensor:
-    out = tape.pointwise("aten::_softmax_backward_data", gradient.shape, gradient.dtype, None, 2 * gradient.bytes, "softmax")
+    out = tape.pointwise(
+        "aten::_softmax_backward_data", gradient.shape, gradient.dtype, None, 2 * gradient.bytes, "softmax"
+    )
     tape.scratch(out.bytes)
     return out
 

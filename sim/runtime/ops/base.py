@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.recorder import Operators
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
-Rule = Callable[..., Any]
+Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 class Op:

@@ -63,7 +63,7 @@ def _weightless(tape: Tape, node: Node) -> Tensor:
 
 @rule("chain_layer")
 def chain_layer(tape: Tape, x: Tensor, config: ChainConfig, number: int) -> Tensor:
-    result: Tensor = tape.apply(ChainLayer, (x,), config, number)[0]
+    result: Tensor = tape.apply_tuple(ChainLayer, (x,), config, number)[0]
     return result
 
 

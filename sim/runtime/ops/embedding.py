@@ -41,7 +41,10 @@ class Embedding(Op):
         shape, dtype = node.metas[0]
         gradient = first(gradients)
         if saved[0].elements <= DIRECT_INDICES:
-            return [tape.pointwise("aten::embedding_dense_backward", shape, dtype, None, gradient.bytes, "embedding"), None]
+            return [
+                tape.pointwise("aten::embedding_dense_backward", shape, dtype, None, gradient.bytes, "embedding"),
+                None,
+            ]
         return [_sorted_gradient(tape, shape, dtype, saved[0].elements, gradient), None]
 
 

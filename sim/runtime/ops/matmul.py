@@ -141,13 +141,12 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 @rule("conv1d_linear")
 def conv1d_linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """transformers' Conv1D: the weight is stored [in, out] and used as it is."""
+    """transformers' Conv1D: addmm with the weight as it is stored, [in, out]. Autocast casts from right to left."""
+    folded = view(tape, x, (prod(x.shape[:-1]), x.shape[-1]))
     if tape.autocast_dtype:
         weight = autocast_to(tape, weight, tape.autocast_dtype)  # type: ignore[assignment]
-        folded = autocast_to(tape, view(tape, x, (prod(x.shape[:-1]), x.shape[-1])), tape.autocast_dtype)
+        folded = autocast_to(tape, folded, tape.autocast_dtype)  # type: ignore[assignment]
         bias = autocast_to(tape, bias, tape.autocast_dtype)  # type: ignore[assignment]
-    else:
-        folded = view(tape, x, (prod(x.shape[:-1]), x.shape[-1]))
     product = tape.apply(Addmm, (bias, folded, weight))
     return view(tape, product, (*x.shape[:-1], weight.shape[1]), View)
 

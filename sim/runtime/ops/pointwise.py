@@ -335,7 +335,7 @@ def mul(tape: Tape, a: Tensor, b: Tensor | float) -> Tensor:
 def dropout(tape: Tape, x: Tensor, p: float) -> Tensor:
     if p == 0:
         return x
-    result: Tensor = tape.apply(Dropout, (x,))[0]
+    result: Tensor = tape.apply_tuple(Dropout, (x,))[0]
     return result
 
 
@@ -353,7 +353,18 @@ def _unary(name: str, op: type[Op]) -> None:
     Tape.rules[name] = execute
 
 
-for _name, _op in {
-    "silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "pow2": Pow, "pow3": Pow, "rsqrt": Rsqrt, "mean_last": MeanLast,
-}.items():  # fmt: skip
+def _unary_in_fp32(name: str, op: type[Op]) -> None:
+    """Operators on autocast's list of those that run in fp32."""
+
+    def execute(tape: Tape, x: Tensor) -> Tensor:
+        wide = autocast_to(tape, x, "fp32") if tape.autocast_dtype else x
+        result: Tensor = tape.apply(op, (wide,))
+        return result
+
+    Tape.rules[name] = execute
+
+
+for _name, _op in {"silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "mean_last": MeanLast}.items():
     _unary(_name, _op)
+for _name, _op in {"pow2": Pow, "pow3": Pow, "rsqrt": Rsqrt}.items():
+    _unary_in_fp32(_name, _op)
