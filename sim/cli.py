@@ -84,7 +84,7 @@ def run(
     """
     with answers_errors():
         from sim.api import load
-        from sim.report.files import strategy_folders
+        from sim.report.files import strategy_folders, write_summary
         from sim.report.runner import Task, play_all
         from sim.report.summary import summarize_run
 
@@ -96,11 +96,14 @@ def run(
             folders = [folder for folder, setup in zip(every, loaded.strategies) if setup in setups]
         tasks = [Task(scenario=loaded, setup=setup, folder=folder) for setup, folder in zip(setups, folders)]
         summary = summarize_run(loaded, tuple(answer.summary for answer in play_all(tasks, jobs)))
-        show(summary, as_json, folders)
+        written = [folder for folder in folders if folder is not None]
+        if written:
+            write_summary(written[0].parent, summary)
+        show(summary, as_json, written)
         raise typer.Exit(exit_code([strategy.fits for strategy in summary.strategies], strict))
 
 
-def show(summary: RunSummary, as_json: bool, folders: Sequence[Path | None]) -> None:
+def show(summary: RunSummary, as_json: bool, folders: Sequence[Path]) -> None:
     """The answer on stdout."""
     if as_json:
         from sim.report.summary import to_json
@@ -109,7 +112,70 @@ def show(summary: RunSummary, as_json: bool, folders: Sequence[Path | None]) -> 
         return
     from sim.report.console import make_console, show_run
 
-    show_run(make_console(), summary, [folder for folder in folders if folder])
+    show_run(make_console(), summary, folders)
+
+
+@app.command()
+def compare(
+    files: Annotated[list[Path], typer.Argument(help="Scenario files, run folders, or summary.json files.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where compare.png goes.")] = Path("out"),
+    no_files: Annotated[bool, typer.Option("--no-files", help="Draw no figure.")] = False,
+    jobs: Jobs = None,
+) -> None:
+    """Put strategies side by side, with differences against the first: a table, and all curves in compare.png.
+
+    Example: python -m sim compare out/fsdp_ckpt/none out/fsdp_ckpt/full
+    """
+    with answers_errors():
+        from sim.report.compare import compare_table, gather, token_warning, write_comparison
+        from sim.report.console import make_console
+
+        entries = gather(files, jobs)
+        console = make_console()
+        console.print(compare_table(entries))
+        if (warning := token_warning(entries)) is not None:
+            print(warning, file=sys.stderr)
+        if not no_files:
+            written = write_comparison(out, entries)
+            console.print(f"\nFigure: {written}" if written else "\nNothing to draw.", soft_wrap=True)
+        raise typer.Exit(exit_code([entry.summary.fits for entry in entries], strict=False))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files, for editors.
+
+    Example: python -m sim schema > scenario.schema.json
+    """
+    import json
+
+    from sim.scenario import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def gpus() -> None:
+    """List the GPUs that a scenario can name.
+
+    Example: python -m sim gpus
+    """
+    from sim.report.catalogues import gpu_table
+    from sim.report.console import make_console
+
+    make_console().print(gpu_table())
+
+
+@app.command()
+def presets() -> None:
+    """List the models that a scenario can name.
+
+    Example: python -m sim presets
+    """
+    from sim.report.catalogues import preset_table
+    from sim.report.console import make_console
+
+    make_console().print(preset_table())
 
 
 def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:

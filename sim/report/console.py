@@ -124,20 +124,22 @@ class Column:
     justify: Literal["left", "right"] = "right"
 
 
-def table_of(heading: str, strategies: Sequence[StrategySummary], *columns: Column) -> Table:
-    """One row per strategy; a column without any figure is left out."""
+def table_of(
+    heading: str, strategies: Sequence[StrategySummary], *columns: Column, names: Sequence[str] | None = None
+) -> Table:
+    """One row per strategy, by its name or another; a column without any figure is left out."""
+    names = names or [s.name for s in strategies]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(
-        heading, style="bold", overflow="fold", min_width=min(LONGEST_NAME, max(len(s.name) for s in strategies))
-    )
+    widest = max(len(name) for name in names)
+    table.add_column(heading, style="bold", overflow="fold", min_width=min(LONGEST_NAME, widest))
     cells = []
     for column in columns:
         values = [column.cell(s) for s in strategies]
         if any(str(value) != NOTHING for value in values):
             table.add_column(column.heading, justify=column.justify, overflow="fold")
             cells.append(values)
-    for row, s in enumerate(strategies):
-        table.add_row(s.name, *(values[row] for values in cells))
+    for row, name in enumerate(names):
+        table.add_row(Text(name), *(values[row] for values in cells))
     return table
 
 

@@ -5,6 +5,7 @@ Colours keep apart for colour-blind eyes (Paul Tol's qualitative schemes), and e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 GIB, MIB = 1 << 30, 1 << 20
 DPI = 110
+CELL_INCHES = 3.1
 WIDTH_INCHES, CURVE_INCHES, LANE_INCHES, MARGIN_INCHES = 12.0, 4.3, 0.33, 1.3
 PLAIN = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 MIN_LANES = 3
@@ -189,6 +191,50 @@ def legend_of_work(axes: Axes, pictures: list[Picture]) -> None:
         ncols=2 if len(patches) > 3 else 1, title="compute", title_fontsize=9, alignment="left",
         columnspacing=0.8, handlelength=1.2,
     )  # fmt: skip
+
+
+def compare_figure(cells: Sequence[tuple[str, Picture]]) -> Figure:
+    """Curves and lanes of several strategies on the same scales, each under its title."""
+    from matplotlib.figure import Figure
+
+    columns = 1 if len(cells) < 3 else 2
+    rows = -(-len(cells) // columns)
+    height = rows * CELL_INCHES + 0.9
+    figure = Figure(figsize=(6.2 * columns + 2.9, height), dpi=DPI)
+    right = 1 - 2.75 / figure.get_figwidth()
+    grid = figure.add_gridspec(rows, columns, left=0.65 / figure.get_figwidth(), right=right, top=1 - 0.35 / height,
+                               bottom=0.55 / height, hspace=0.42, wspace=0.24)  # fmt: skip
+    top = max(top_bytes(picture) for _, picture in cells)
+    longest_ms = max(picture.step_ms for _, picture in cells)
+    for number, (title, picture) in enumerate(cells):
+        inner = grid[number // columns, number % columns].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.08)
+        memory_axes = figure.add_subplot(inner[0])
+        lane_axes = figure.add_subplot(inner[1], sharex=memory_axes)
+        draw_memory(memory_axes, picture, top)
+        draw_lanes(lane_axes, picture)
+        memory_axes.set_xlim(0, longest_ms)
+        memory_axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
+        memory_axes.tick_params(labelbottom=False)
+        if number + columns >= len(cells):
+            lane_axes.set_xlabel("ms from the start of the steady step")
+    _legend_of_all(figure, [picture for _, picture in cells], right)
+    return figure
+
+
+def _legend_of_all(figure: Figure, pictures: Sequence[Picture], left: float) -> None:
+    """Colours of owners and of work, once for all cells."""
+    from matplotlib.patches import Patch
+
+    owned = {label for picture in pictures for label, curve in picture.owners.items() if curve.any()}
+    worked = {kind for picture in pictures for lane in picture.lanes for kind in lane.work}
+    owners = [Patch(color=colour, label=label) for label, colour in reversed(STACK.items()) if label in owned]
+    work = [Patch(color=colour, label=kind) for kind, colour in WORK_COLOURS.items() if kind in worked]
+    look = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
+    upper = figure.legend(handles=owners, loc="upper left", bbox_to_anchor=(left, 1.0), title="owner", **look)
+    figure.add_artist(upper)
+    height = figure.get_figheight()
+    below = 1.0 - (0.5 + 0.2 * len(owners)) / height
+    figure.legend(handles=work, loc="upper left", bbox_to_anchor=(left, below), title="work", **look)
 
 
 def title_of(scenario: str, picture: Picture, headroom_bytes: int) -> str:

@@ -83,3 +83,11 @@ def write_files(folder: Path, outcome: Outcome, lanes: Lanes, picture: Picture, 
     write_atomically(folder / TRACE, lambda file: file.write(trace))
     write_atomically(folder / FIGURE, lambda file: timeline_figure(picture, title).savefig(file, format="png"))
     write_atomically(folder / SUMMARY, lambda file: file.write(text.encode()))
+
+
+def write_summary(folder: Path, summary: RunSummary) -> None:
+    """summary.json of a whole run, beside its strategies' folders. Raises RunError."""
+    try:
+        write_atomically(folder / SUMMARY, lambda file: file.write((to_json(summary) + "\n").encode()))
+    except OSError as error:
+        raise cannot_write(error, folder) from None

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.api import Outcome, play_time
-from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, STREAM_NAMES, Ints, Phase, Row
+from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, STREAM_NAMES, Ints, Phase
 from sim.program.world import Floats
 from sim.report.words import place, short_op
 from sim.timeline.clock import memory_clock, step_windows
-from sim.timeline.lanes import Bools, Lanes, merged
+from sim.timeline.lanes import Bools, Lanes, merged, total
 
 BINS = 2400
 """Instants that a curve keeps: more than a figure has pixels."""
@@ -79,7 +79,7 @@ def picture_of(outcome: Outcome, lanes: Lanes) -> Picture:
         peak_ms=float(times_ms[peak.event - first]),
         peak_bytes=peak.bytes,
         peak_place=f"{place(peak.phase.name.lower(), peak.path)} ({short_op(peak.operator, peak.phase.name.lower())})",
-        lanes=stream_lanes(lanes, begin_ns, end_ns),
+        lanes=stream_lanes(work_of(lanes), begin_ns, end_ns),
     )
 
 
@@ -95,35 +95,54 @@ def thinned(times_ms: Floats, total_bytes: Ints) -> Ints:
     return np.union1d(order[leads], last)
 
 
-def stream_lanes(lanes: Lanes, begin_ns: float, end_ns: float) -> tuple[Lane, ...]:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What ran on the streams, one entry per kernel or collective; `stream` and `phase` as numbers of their enums."""
+
+    stream: Ints
+    phase: Ints
+    is_collective: Bools
+    start_ns: Floats
+    end_ns: Floats
+
+
+def work_of(lanes: Lanes) -> Work:
+    """The rows of a rank that take time on a stream."""
+    runs = np.flatnonzero(lanes.is_kernel | lanes.is_collective)
+    streams = lanes.program.row_stream[runs]
+    return Work(streams, lanes.phase[runs], lanes.is_collective[runs], lanes.start_ns[runs], lanes.end_ns[runs])
+
+
+def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]:
     """Lanes of the streams that do anything between two times: compute by phase, others by what they carry."""
-    program = lanes.program
-    runs = lanes.is_kernel | lanes.is_collective
-    inside = runs & (lanes.end_ns > begin_ns) & (lanes.start_ns < end_ns)
+    inside = (work.end_ns > begin_ns) & (work.start_ns < end_ns)
     smallest_ns = (end_ns - begin_ns) / BINS
-
-    def times(rows: Bools) -> Floats:
-        """Gaps that no pixel would show are closed."""
-        spans = merged(lanes.start_ns[rows], lanes.end_ns[rows] + smallest_ns)
-        return (spans - [0.0, smallest_ns] - begin_ns) * 1e-6
-
     result = []
     for stream, name in enumerate(STREAM_NAMES):
-        here = inside & (program.row_stream == stream)
-        if lanes.busy_ns(here) < SHORTEST_LANE * (end_ns - begin_ns):
+        here = inside & (work.stream == stream)
+        if total(merged(work.start_ns[here], work.end_ns[here])) < SHORTEST_LANE * (end_ns - begin_ns):
             continue
         if stream == COMPUTE:
-            shown = name
-            phases = [(phase.name.lower(), here & (lanes.phase == phase)) for phase in Phase]
-            work = {phase: times(rows) for phase, rows in phases if rows.any()}
+            kinds = {phase.name.lower(): here & (work.phase == phase) for phase in Phase}
         else:
-            shown = _carries(lanes, here, stream, name)
-            work = {shown: times(here)}
-        result.append(Lane(name=shown.replace("_", "-"), work=work))
+            name = _carries(stream, name, bool(work.is_collective[here].any()))
+            kinds = {name: here}
+        times = {
+            kind: _spans_ms(work.start_ns[rows], work.end_ns[rows], begin_ns, smallest_ns)
+            for kind, rows in kinds.items()
+            if rows.any()
+        }
+        result.append(Lane(name=name.replace("_", "-"), work=times))
     return tuple(result)
 
 
-def _carries(lanes: Lanes, rows: Bools, stream: int, name: str) -> str:
+def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, smallest_ns: float) -> Floats:
+    """When any of them runs, from `begin_ns` on; gaps that no pixel would show are closed."""
+    spans = merged(start_ns, end_ns + smallest_ns)
+    return (spans - [0.0, smallest_ns] - begin_ns) * 1e-6
+
+
+def _carries(stream: int, name: str, collective: bool) -> str:
     if stream == ALL_GATHER_COPY_IN:
         return COPY_IN
-    return name if (lanes.program.row_kind[rows] == Row.COLLECTIVE).any() else COMMUNICATION
+    return name if collective else COMMUNICATION

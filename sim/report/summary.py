@@ -16,6 +16,7 @@ from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
 from sim.report.levers import Lever, find_lever
 from sim.scenario.setup import Scenario, Setup
+from sim.timeline.clock import step_windows
 from sim.timeline.memory import MemoryTimeline
 from sim.timeline.metrics import outside_bytes
 
@@ -83,6 +84,7 @@ class StrategySummary:
     name: str
     tokens_per_step: int | None
     step_time_s: float | None
+    steady_step_start_s: float | None
     tokens_per_s_per_gpu: float | None
     mfu: float | None
     hfu: float | None
@@ -156,6 +158,7 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         name=outcome.name,
         tokens_per_step=tokens_per_step(setup),
         step_time_s=time.step_ns * 1e-9 if time else None,
+        steady_step_start_s=step_windows(outcome.lanes)[-1][0] * 1e-9 if outcome.lanes else None,
         tokens_per_s_per_gpu=use.tokens_per_s_per_gpu if use else None,
         mfu=use.mfu if use else None,
         hfu=use.hfu if use else None,
