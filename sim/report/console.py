@@ -130,8 +130,8 @@ def table_of(
     """One row per strategy, by its name or another; a column without any figure is left out."""
     names = names or [s.name for s in strategies]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    widest = max(len(name) for name in names)
-    table.add_column(heading, style="bold", overflow="fold", min_width=min(LONGEST_NAME, widest))
+    widest = max(len(name) for name in (heading, *names))
+    table.add_column(heading, style="bold", overflow="fold", no_wrap=widest <= LONGEST_NAME)
     cells = []
     for column in columns:
         values = [column.cell(s) for s in strategies]

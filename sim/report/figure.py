@@ -15,6 +15,7 @@ from sim.report.picture import COMMUNICATION, COPY_IN, Picture
 from sim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -88,8 +89,11 @@ def top_bytes(picture: Picture) -> int:
     return max(picture.top_bytes, picture.capacity_bytes if near else 0)
 
 
-def draw_memory(axes: Axes, picture: Picture, top: int) -> None:
-    """The stack, the reserved line, the capacity line, and the peak with its cause; `top` bytes fit on the axis."""
+def draw_memory(axes: Axes, picture: Picture, top: int, compact: bool = False) -> None:
+    """The stack, the reserved line, the capacity line, and the peak with its cause; `top` bytes fit on the axis.
+
+    `compact`: small words, for a figure of many.
+    """
     unit, name = (GIB, "GiB") if top >= 2 * GIB else (MIB, "MiB")
     times = np.append(picture.times_ms, picture.step_ms)
     bottom = np.zeros(len(times))
@@ -103,21 +107,23 @@ def draw_memory(axes: Axes, picture: Picture, top: int) -> None:
     if picture.reserved_bytes is not None:
         reserved = np.append(picture.reserved_bytes, picture.reserved_bytes[-1:]) / unit
         axes.step(times, reserved, where="post", color="black", linewidth=1.1, linestyle=(0, (1, 1)))
-        axes.annotate(
-            "reserved",
-            (picture.step_ms, reserved[-1]),
-            (-4, -3),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8.5,
-        )
+        if not compact:
+            axes.annotate(
+                "reserved", (picture.step_ms, reserved[-1]), (-4, -3), textcoords="offset points", ha="right", va="top",
+                fontsize=8.5,
+            )  # fmt: skip
     _draw_capacity(axes, picture, top, unit)
     axes.set_ylim(0, top / unit * 1.16)
     axes.set_xlim(0, picture.step_ms)
     axes.set_ylabel(name)
     axes.spines[["top", "right"]].set_visible(False)
-    _draw_peak(axes, picture, unit)
+    if compact:
+        axes.annotate(
+            picture.peak_place.partition(" (")[0], (picture.peak_ms, picture.peak_bytes / unit), (6, 0),
+            textcoords="offset points", fontsize=8, fontweight="bold", bbox=PLAIN,
+        )  # fmt: skip
+    else:
+        _draw_peak(axes, picture, unit)
 
 
 def _draw_capacity(axes: Axes, picture: Picture, top: int, unit: int) -> None:
@@ -136,7 +142,16 @@ def _draw_capacity(axes: Axes, picture: Picture, top: int, unit: int) -> None:
 def _draw_peak(axes: Axes, picture: Picture, unit: int) -> None:
     height = picture.peak_bytes / unit
     left = picture.peak_ms > 0.6 * picture.step_ms
-    axes.plot([picture.peak_ms], [height], marker="o", markersize=6, color="white", markeredgecolor="black", zorder=5)
+    axes.plot(
+        [picture.peak_ms],
+        [height],
+        marker="o",
+        markersize=6,
+        clip_on=False,
+        color="white",
+        markeredgecolor="black",
+        zorder=5,
+    )
     axes.annotate(
         f"peak {format_bytes(picture.peak_bytes)}: {picture.peak_place}",
         (picture.peak_ms, height),
@@ -202,15 +217,15 @@ def compare_figure(cells: Sequence[tuple[str, Picture]]) -> Figure:
     height = rows * CELL_INCHES + 0.9
     figure = Figure(figsize=(6.2 * columns + 2.9, height), dpi=DPI)
     right = 1 - 2.75 / figure.get_figwidth()
-    grid = figure.add_gridspec(rows, columns, left=0.65 / figure.get_figwidth(), right=right, top=1 - 0.35 / height,
-                               bottom=0.55 / height, hspace=0.42, wspace=0.24)  # fmt: skip
+    grid = figure.add_gridspec(rows, columns, left=1.05 / figure.get_figwidth(), right=right, top=1 - 0.35 / height,
+                               bottom=0.55 / height, hspace=0.42, wspace=0.28)  # fmt: skip
     top = max(top_bytes(picture) for _, picture in cells)
     longest_ms = max(picture.step_ms for _, picture in cells)
     for number, (title, picture) in enumerate(cells):
         inner = grid[number // columns, number % columns].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.08)
         memory_axes = figure.add_subplot(inner[0])
         lane_axes = figure.add_subplot(inner[1], sharex=memory_axes)
-        draw_memory(memory_axes, picture, top)
+        draw_memory(memory_axes, picture, top, compact=True)
         draw_lanes(lane_axes, picture)
         memory_axes.set_xlim(0, longest_ms)
         memory_axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
@@ -223,15 +238,20 @@ def compare_figure(cells: Sequence[tuple[str, Picture]]) -> Figure:
 
 def _legend_of_all(figure: Figure, pictures: Sequence[Picture], left: float) -> None:
     """Colours of owners and of work, once for all cells."""
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     owned = {label for picture in pictures for label, curve in picture.owners.items() if curve.any()}
     worked = {kind for picture in pictures for lane in picture.lanes for kind in lane.work}
-    owners = [Patch(color=colour, label=label) for label, colour in reversed(STACK.items()) if label in owned]
-    work = [Patch(color=colour, label=kind) for kind, colour in WORK_COLOURS.items() if kind in worked]
+    owners: list[Artist] = [
+        Patch(color=colour, label=label) for label, colour in reversed(STACK.items()) if label in owned
+    ]
+    owners.append(Line2D([], [], color="black", linestyle=(0, (1, 1)), label="reserved"))
+    work = [
+        Patch(color=colour, label=kind.replace("_", "-")) for kind, colour in WORK_COLOURS.items() if kind in worked
+    ]
     look = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
-    upper = figure.legend(handles=owners, loc="upper left", bbox_to_anchor=(left, 1.0), title="owner", **look)
-    figure.add_artist(upper)
+    figure.legend(handles=owners, loc="upper left", bbox_to_anchor=(left, 1.0), title="owner", **look)
     height = figure.get_figheight()
     below = 1.0 - (0.5 + 0.2 * len(owners)) / height
     figure.legend(handles=work, loc="upper left", bbox_to_anchor=(left, below), title="work", **look)
