@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.api import simulate_setup
+from sim.api import cost_model, simulate_setup
 from sim.cost.figures import CostError
 from sim.engine.allocator import AllocatorSettings, SettingsError
 from sim.engine.deadlock import DeadlockError
@@ -27,7 +27,7 @@ from sim.report.errors import RunError, cannot_write
 from sim.report.files import write_files
 from sim.report.picture import Picture, picture_of, shown_lanes
 from sim.report.progress import Progress
-from sim.report.summary import StrategySummary, evidence, summarize, summarize_run
+from sim.report.summary import StrategySummary, summarize, summarize_run
 from sim.scenario.setup import Scenario, Setup
 
 
@@ -57,7 +57,7 @@ class Answer:
 def check_setup(setup: Setup) -> None:
     """Look up what a run needs beside the scenario. Raises RunError: unknown cost profile, bad settings."""
     try:
-        evidence(setup)
+        cost_model(setup)
         AllocatorSettings.parse(setup.allocator, setup.torch)
     except CostError as error:
         raise RunError(f"strategy {setup.name}: {error}") from None
