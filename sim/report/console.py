@@ -235,7 +235,7 @@ def footnotes(run: RunSummary) -> Iterable[str]:
 
 
 def _capacity(s: StrategySummary) -> str:
-    parts = [("usable", s.usable_device_bytes, "usable_device_bytes"), ("context", s.context_bytes, "context_bytes")]
+    parts = [("Usable", s.usable_device_bytes, "usable_device_bytes"), ("context", s.context_bytes, "context_bytes")]
     if s.communicator_bytes:
         parts.append(("communicators", s.communicator_bytes, "communicator_bytes"))
     said = [

@@ -131,7 +131,17 @@ def _draw_capacity(axes: Axes, picture: Picture, top: int, unit: int) -> None:
     if top >= picture.capacity_bytes:
         height = picture.capacity_bytes / unit
         axes.axhline(height, color="#CC3311", linewidth=1.4, linestyle="--")
-        axes.annotate(text, (0, height), (4, 3), textcoords="offset points", fontsize=8.5, color="#CC3311", bbox=PLAIN)
+        at, shift, side = (0.0, 4, "left") if picture.fits else (picture.step_ms, -4, "right")  # beside the curve
+        axes.annotate(
+            text,
+            (at, height),
+            (shift, 3),
+            textcoords="offset points",
+            ha=side,
+            fontsize=8.5,
+            color="#CC3311",
+            bbox=PLAIN,
+        )
     else:
         axes.annotate(
             f"{text}, far above", (0, 1), (4, -4), xycoords="axes fraction", textcoords="offset points", va="top",

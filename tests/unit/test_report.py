@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from sim.api import Result, load, simulate
 from sim.report.console import make_console, show_run
 from sim.report.files import folder_names
 from sim.report.levers import find_lever
+from sim.report.progress import Progress
 from sim.report.read import read_run, read_summary
 from sim.report.summary import RunSummary, summarize, summarize_run, to_json
 from tests.unit.scenarios import CHAIN, ROOT, TIGHT, TINY, sim, write
@@ -170,6 +173,26 @@ def test_names_are_shown_as_they_are(chain: Result, capsys: pytest.CaptureFixtur
     run = summary(chain)
     odd = tuple(replace(s, name=f"[bold]{s.name}[/] :smile:") for s in run.strategies)
     assert "[bold]none[/] :smile:" in screen(replace(run, strategies=odd), 120, capsys)
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_shows_itself_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {}
+    for patience_s in (0.0, 60.0):
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setattr("sim.report.progress.PATIENCE_S", patience_s)
+        with Progress(2) as progress:
+            assert progress.past("answer") == "answer"
+            time.sleep(0.5)
+        shown[patience_s] = terminal.getvalue()
+    assert "1/2" in shown[0.0]
+    assert shown[60.0] == ""
 
 
 # -- folders and comparison --------------------------------------------------------------------------------------------
