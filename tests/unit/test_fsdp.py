@@ -82,7 +82,7 @@ def test_a_checkpoint_over_two_units_keeps_three_gathered() -> None:
 def largest_gathered_units(outcome: sim.Outcome) -> int:
     """Units (root included) whose parameters are gathered at once in backward, by the bytes copied out on compute."""
     program = outcome.program
-    names = {i: name for i, name in enumerate(program.operators)}
+    names = dict(enumerate(program.operators))
     alive: dict[str, int] = {}
     unit_of: dict[int, str] = {}
     most = 0

@@ -317,7 +317,7 @@ class Call:
         if not allocator.settings.expandable_segments:
             segment = table.lengths[table.find(player.position[handles])]
             statistics.inactive_split.add_series(COUNT_CHANGE[codes], small)
-            inactive = BYTES_SIGN[codes] * size + SEGMENT_SIGN[codes] * segment
+            inactive: Ints = (BYTES_SIGN[codes] * size + SEGMENT_SIGN[codes] * segment).astype(np.int64)
             statistics.inactive_split_bytes.add_series(inactive, small)
 
     def play_one(self, at: int) -> bool:
