@@ -132,7 +132,8 @@ def apply_fsdp(
         tail = norm.parameters() + head.parameters()
         last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
     else:
-        Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, root_reshard or False))
+        reshard_root = root_reshard if root_reshard and _honours_root_reshard(setup.torch) else False
+        Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, reshard_root))
         last_unit = None
     for name, module, unit_slots, reshard_block in own:
         Unit(tape, communication, name, [module], unit_slots, unit_policy(fsdp, precision, reshard_block))
@@ -140,6 +141,13 @@ def apply_fsdp(
         Unit(tape, communication, *last_unit)
     _prefetch_lists(communication, fsdp)
     return communication
+
+
+def _honours_root_reshard(torch: str) -> bool:
+    """An explicit reshard_after_forward of the root has an effect since torch 2.8 (its default became None there);
+    2.7.1 was seen to ignore it, 2.14.1 to honour it (FSDP.md 5)."""
+    major, minor = (int(part) for part in torch.split(".")[:2])
+    return (major, minor) >= (2, 8)
 
 
 def _prefetch_lists(communication: Communication, fsdp: Fsdp) -> None:
