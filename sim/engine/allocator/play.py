@@ -198,7 +198,6 @@ class Call:
         self.reserved = np.zeros(self.count, np.int64)
         self.driver_calls: list[DriverCall] = []
         self.out_of_memory: OutOfMemory | None = None
-        self.now = 0
 
     def check(self) -> None:
         """Raise ValueError if a handle is allocated twice, or freed or used while it is not live."""
@@ -324,7 +323,7 @@ class Call:
         """Play one event through the allocator's methods; False when it is out of memory."""
         player, allocator, handle = self.player, self.allocator, int(self.handle[at])
         allocator.calls = self.first_call + at
-        self.now = at
+        allocator.playing = at
         outer, allocator.trace = allocator.trace, self.on_trace
         self.outer = outer
         try:
@@ -364,6 +363,6 @@ class Call:
 
     def on_trace(self, action: str, address: int, size_bytes: int, stream: int) -> None:
         if action.startswith("segment") or action == "flush":
-            self.driver_calls.append(DriverCall(self.now, action, address, size_bytes, stream))
+            self.driver_calls.append(DriverCall(self.allocator.playing, action, address, size_bytes, stream))
         if self.outer:
             self.outer(action, address, size_bytes, stream)
