@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from math import prod
 
 from sim.model.build import build_model
@@ -62,6 +63,8 @@ class TrainingRun:
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
         self.model: Module = build_model(self.config)
         self.slots = list(self.model.named_parameters())  # as the optimizer sees them, whatever wraps the layers
+        for name, slot in self.slots:
+            slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communication: Communication | None = None
         self.parameters: list[Tensor] = []
         self.optimizer: AdamW | None = None
@@ -100,7 +103,7 @@ class TrainingRun:
             self.recorder.at(Phase.INIT, name.rpartition(".")[0])
             shape = slot.shape if shard is None else shard.local_shape()
             tensor = self.tape.empty(shape, dtype)
-            tensor.requires_grad = True
+            tensor.requires_grad = slot.requires_grad
             slot.tensor = tensor
             if shard is not None:
                 shard.sharded = tensor
