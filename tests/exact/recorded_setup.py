@@ -44,7 +44,8 @@ def _llama(meta: dict[str, Any]) -> ModelConfig:
         norm="fused" if meta["norm"] == "fused" else "manual",
         rope="complex" if meta["rope"] == "complex" else "cos_sin",
         gqa=meta["gqa"], logits=_logits(meta), keep_logits=not meta["del_logits"],
-        tied_embeddings=meta.get("tie", False), qkv_bias=meta.get("qkv_bias", False), qk_norm=meta.get("qk_norm", False),
+        tied_embeddings=meta.get("tie", False),
+        qkv_bias=meta.get("qkv_bias", False), qk_norm=meta.get("qk_norm", False),
         frozen=_frozen(meta),
     )  # fmt: skip
 
@@ -55,7 +56,8 @@ def _block_gpt(meta: dict[str, Any]) -> ModelConfig:
         layers=meta["L"], hidden=meta["h"], ffn_hidden=meta["ffn"], heads=meta["heads"], kv_heads=meta["heads"],
         head_dim=meta["h"] // meta["heads"], vocab=meta["V"], max_positions=meta["seq"],
         tied_embeddings=meta.get("tie", False), bias=meta.get("bias", True), dropout=meta.get("drop", 0.0),
-        activation="gelu_tanh", norm="layer_norm", rope="none", logits=_logits(meta), keep_logits=not meta["del_logits"],
+        activation="gelu_tanh", norm="layer_norm", rope="none",
+        logits=_logits(meta), keep_logits=not meta["del_logits"],
         frozen=_frozen(meta),
     )  # fmt: skip
 
