@@ -69,6 +69,13 @@ def flash_splits(device: DeviceFacts, batch_heads: int, queries: int, keys: int,
     return next(k for k in sorted(efficiency) if efficiency[k] >= 0.85 * best)
 
 
+def norm_gradient_parts(device: DeviceFacts, rows: int, width: int) -> int:
+    """Partial rows of a normalization's weight gradient; 0 where one pass does it (layer_norm_kernel.cu)."""
+    if rows <= 65536 or width // 32 >= device.sms // 2:
+        return 0
+    return min(ceil_div(rows, 32), 32768 // ceil_div(width, 32))
+
+
 def efficient_backward_workspace(batch: int, heads: int, length: int, head_dim: int) -> int:
     """Memory-efficient attention backward in fp32 (kernel_backward.h, workspace_elements_gq).
 

@@ -15,11 +15,11 @@ from sim.runtime.tensor import Tensor
 
 
 def _weight_gradient(tape: Tape, rows: int, width: int, dtype: str, buffers: int) -> Gradients:
-    """Gradients of weight (and bias). Very many short rows: one partial row per 64 rows, summed into new buffers
-    (layer_norm_kernel.cu; seen in probes: rows > 65536 and width / 32 < SMs / 2)."""
+    """Gradients of weight (and bias). Very many short rows: partial rows of up to 32 rows each, summed into new buffers
+    (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
     gradients: Gradients = [tape.empty((width,), dtype) for _ in range(buffers)]
-    if rows > 65536 and width // 32 < tape.device.sms // 2:
-        parts = scratch.ceil_div(rows, 64)
+    parts = scratch.norm_gradient_parts(tape.device, rows, width)
+    if parts:
         partials = [tape.empty((parts, width), dtype) for _ in range(buffers)]
         for i in range(buffers):
             summed = tape.empty((width,), dtype)
