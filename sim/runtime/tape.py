@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from sim.model.calls import Shape
+from sim.model.calls import Tensor as ModelTensor
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import Owner, Phase
 from sim.runtime import scratch
@@ -71,7 +72,8 @@ class Tape:
     def leave(self, token: int) -> None:
         self.recorder.resume(token)
 
-    def computing_loss(self) -> AbstractContextManager[None]:
+    def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
+        Tensor.of(logits).storage.belongs_to(Owner.LOSS)
         return self.phase(Phase.LOSS, Owner.LOSS, "loss")
 
     # -- operators ---------------------------------------------------------------------------------------------

@@ -146,15 +146,14 @@ class TrainingRun:
         self._optimize(number)
         mark(f"s{number}.end")
 
-    def _forward(self) -> tuple[Tensor, Tensor | None]:
+    def _forward(self) -> tuple[Tensor, ModelTensor | None]:
         """Forward and loss under the strategy's contexts; the logits are returned where the script keeps them."""
         tape, config = self.tape, self.config
         with self._autocast(), self._offload():
             assert self.tokens is not None and self.targets is not None
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                loss, logits = map(Tensor.of, self.model.compute_loss(self.tokens, self.targets))
-            logits.storage.belongs_to(Owner.LOSS)
-        return loss, (logits if config.keep_logits else None)
+                loss, logits = self.model.compute_loss(self.tokens, self.targets)
+        return Tensor.of(loss), (logits if config.keep_logits else None)
 
     def _optimize(self, number: int) -> None:
         setup, mark, tape = self.setup, self.recorder.mark, self.tape
