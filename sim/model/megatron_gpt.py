@@ -126,11 +126,13 @@ class TransformerLayer(Module):
         return self._expand(x)
 
     def _attend(self, x: Tensor) -> Tensor:
-        branch = self.self_attention(self.input_layernorm(x))
+        normed = self.input_layernorm(x)  # a local until the end
+        branch = self.self_attention(normed)
         return bias_dropout_add(branch, self.self_attention.linear_proj, x, self.config.dropout)
 
     def _expand(self, x: Tensor) -> Tensor:
-        branch = self.mlp(self.pre_mlp_layernorm(x))
+        normed = self.pre_mlp_layernorm(x)
+        branch = self.mlp(normed)
         return bias_dropout_add(branch, self.mlp.linear_fc2, x, self.config.dropout)
 
 

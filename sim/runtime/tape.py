@@ -94,9 +94,11 @@ class Tape:
         if not (self.grad_enabled and any(t is not None and t.requires_grad for t in inputs)):
             return self._kernel(op, inputs, attributes)
         node = Node(self, op, inputs, attributes)
-        for tensor in op.saved_inputs(node, *inputs):
-            node.saved.append(SavedTensor(self, tensor))
+        if not op.saves_late:
+            node.saved = [SavedTensor(self, tensor) for tensor in op.saved_inputs(node, *inputs)]
         outputs = self._kernel(op, inputs, attributes)
+        if op.saves_late:
+            node.saved = [SavedTensor(self, tensor) for tensor in op.saved_inputs(node, *inputs)]
         several = outputs if isinstance(outputs, tuple) else (outputs,)
         for index in op.saved_outputs:
             node.saved.append(SavedTensor(self, several[index].detach()))
@@ -109,6 +111,13 @@ class Tape:
         if self.selective is not None and op.aten:
             return self.selective.dispatch(op.aten, lambda: op.forward(self, *inputs, *attributes))
         return op.forward(self, *inputs, *attributes)
+
+    def dispatch(self, aten: str, kernel: Callable[[], Tensor]) -> Tensor:
+        """A kernel inside an operator that selective checkpointing does not know by itself."""
+        if self.selective is None:
+            return kernel()
+        output: Tensor = self.selective.dispatch(aten, kernel)
+        return output
 
     # -- buffers and kernels -----------------------------------------------------------------------------------
     def empty(

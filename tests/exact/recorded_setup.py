@@ -140,8 +140,10 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
             compute="fp32" if meta["prec"] == "fp32" else "bf16",
             autocast=autocast,
         ),
-        checkpoint=Checkpoint(every=meta["ckpt"]) if meta["ckpt"] else None,
-        fsdp=None,
+        checkpoint=Checkpoint(every=meta["ckpt"], save=tuple(f"aten.{name}" for name in meta.get("save", ())))
+        if meta["ckpt"]
+        else None,
+        fsdp=Fsdp(degree=meta["world"], reshard_after_forward=True) if meta.get("world") else None,
         zero=meta["zero"],
         offload=None,
     )

@@ -25,7 +25,7 @@ class ParallelLinear(Op):
     """LinearWithGradAccumulationAndAsyncCommunication without fusion: saves x and weight; dx, dW, then the bias' sum."""
 
     node = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
-    aten = "aten.mm"
+    saves_late = True
 
     @staticmethod
     def saved_inputs(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None) -> Iterable[Tensor | None]:
@@ -34,7 +34,9 @@ class ParallelLinear(Op):
     @staticmethod
     def forward(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows, (n, k) = prod(x.shape[:-1]), weight.shape
-        out = _seen_as(tape.matmul_out("aten::mm", rows, n, k, x.dtype), (*x.shape[:-1], n))
+        product = tape.dispatch("aten.mm", lambda: tape.matmul_out("aten::mm", rows, n, k, x.dtype))
+        out = _seen_as(product, (*x.shape[:-1], n))
+        del product
         if bias is not None:
             out = tape.pointwise("aten::add", out.shape, out.dtype, None, out.bytes + bias.bytes)
         return out
@@ -56,7 +58,7 @@ class CausalSoftmax(Op):
     """ScaledUpperTriangMaskedSoftmax: one kernel, saves its result; the gradient is overwritten in place."""
 
     node = "ScaledUpperTriangMaskedSoftmaxBackward"
-    aten = "megatron.scaled_upper_triang_masked_softmax"
+    saves_late = True
     saved_outputs = (0,)
 
     @staticmethod
@@ -81,7 +83,7 @@ class VocabParallelCrossEntropy(Op):
     """
 
     node = "_VocabParallelCrossEntropyBackward"
-    aten = "megatron.vocab_parallel_cross_entropy"
+    saves_late = True
     saved_outputs = (1, 2, 3)
     not_differentiable = (1, 2, 3)
 
