@@ -137,12 +137,18 @@ def simulate_setup(setup: Setup) -> Outcome:
 
 def fit_memory(setup: Setup, program: Program) -> tuple[MemoryTimeline, MemoryTimeline]:
     """The program's memory on the device, and with memory without end (the same object where it fits unhindered)."""
-    usable = setup.cluster.usable_memory_bytes
-    capacity = usable - outside_bytes(setup)
-    unlimited = play_memory(program, setup.allocator, usable, UNLIMITED_BYTES, setup.torch)
-    if unlimited.out_of_memory is None and int(unlimited.reserved_bytes.max(initial=0)) <= capacity:
-        return unlimited, unlimited
-    return play_memory(program, setup.allocator, usable, max(capacity, 0), setup.torch), unlimited
+    on_device = device_memory(setup, program)
+    if on_device.out_of_memory is None and not any(action == "flush" for _, action, _ in on_device.driver_calls):
+        return on_device, on_device
+    total = setup.cluster.usable_memory_bytes
+    return on_device, play_memory(program, setup.allocator, total, UNLIMITED_BYTES, setup.torch)
+
+
+def device_memory(setup: Setup, program: Program) -> MemoryTimeline:
+    """The program's memory on the device, until its end or an out-of-memory."""
+    total = setup.cluster.usable_memory_bytes
+    capacity = max(total - outside_bytes(setup), 0)
+    return play_memory(program, setup.allocator, total, capacity, setup.torch)
 
 
 def cost_model(setup: Setup) -> CostModel:

@@ -1,11 +1,11 @@
-"""The largest micro-batch that fits: every candidate is simulated; owners at the peak only say where to look."""
+"""The largest micro-batch that fits: every candidate is simulated; closed forms only say where to look."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sim.api import STEPS, Outcome, fit_memory
+from sim.api import STEPS, Outcome, device_memory
 from sim.model.config import ModelConfig
 from sim.program.program import Owner
 from sim.runtime.record import record
@@ -25,61 +25,50 @@ class LargestMicroBatch:
     simulated: tuple[int, ...]
 
 
-def fits(setup: Setup, micro_batch: int) -> bool:
-    """Does the run get through all steps with this micro-batch?"""
+def reserved_bytes(setup: Setup, micro_batch: int) -> int | None:
+    """Peak of reserved bytes with this micro-batch; None if the run does not get through all steps."""
     candidate = replace(setup, batch=replace(setup.batch, micro_batch=micro_batch))
-    return fit_memory(candidate, record(candidate, STEPS))[0].out_of_memory is None
+    memory = device_memory(candidate, record(candidate, STEPS))
+    return None if memory.out_of_memory is not None else int(memory.reserved_bytes.max(initial=0))
 
 
-def largest_micro_batch(outcome: Outcome, test: Callable[[Setup, int], bool] = fits) -> LargestMicroBatch | None:
+def largest_micro_batch(
+    outcome: Outcome, measure: Callable[[Setup, int], int | None] = reserved_bytes
+) -> LargestMicroBatch | None:
     """Search around a simulated outcome; None for the chain, which has no batch.
 
-    The bytes at the peak that grow with the micro-batch give a first guess; from there the search steps (doubling) to a
-    fitting and a failing size, and halves between them.
+    Reserved bytes grow nearly linearly with the micro-batch: the bytes at the peak that grow with it give the first
+    slope, two fitting candidates a better one. The answer is certain only when `size` fits and `size + 1` does not.
     """
     setup = outcome.setup
     if not isinstance(setup.model, ModelConfig):
         return None
-    known = {setup.batch.micro_batch: outcome.fits}
+    present = setup.batch.micro_batch
+    fitting = {present: outcome.steady.reserved_bytes} if outcome.fits else {}
+    failing = set() if outcome.fits else {present}
+    slope = sum(outcome.owners.get(owner, 0) for owner in _SCALES_WITH_BATCH) / present
     simulated: list[int] = []
-
-    def try_size(size: int) -> bool:
-        if size not in known:
-            known[size] = test(setup, size)
-            simulated.append(size)
-        return known[size]
-
-    guess = max(1, min(_guess(outcome), LARGEST_CONSIDERED))
-    low, high = 0, LARGEST_CONSIDERED + 1
-    size, step = guess, 1
-    while try_size(size):
-        low = size
-        if size + 1 >= high:
+    while True:
+        low, high = max(fitting, default=0), min(failing, default=LARGEST_CONSIDERED + 1)
+        if high - low == 1:
             return LargestMicroBatch(low, tuple(simulated))
-        size, step = min(size + step, LARGEST_CONSIDERED), step * 2
-        if size == low:
-            return LargestMicroBatch(low, tuple(simulated))
-    high, step = size, 1
-    while low == 0 and high > 1:
-        size = max(1, high - step)
-        if try_size(size):
-            low = size
+        if len(fitting) > 1:
+            first = min(fitting)
+            slope = (fitting[low] - fitting[first]) / (low - first)
+        guess = _reach(low, fitting.get(low), slope, outcome.capacity_bytes) if fitting else high // 2
+        size = min(max(guess, low + 1), high - 1)
+        if size > low + 1 and simulated and size == high - 1 and high <= LARGEST_CONSIDERED and guess >= high:
+            size = (low + high) // 2  # the line promised more than there was: halve
+        simulated.append(size)
+        reserved = measure(setup, size)
+        if reserved is None:
+            failing.add(size)
         else:
-            high, step = size, step * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if try_size(middle):
-            low = middle
-        else:
-            high = middle
-    return LargestMicroBatch(low, tuple(simulated))
+            fitting[size] = reserved
 
 
-def _guess(outcome: Outcome) -> int:
-    """Where capacity would be reached if what grows with the batch at the peak grew alone."""
-    present = outcome.setup.batch.micro_batch
-    growing = sum(outcome.owners.get(owner, 0) for owner in _SCALES_WITH_BATCH)
-    if growing <= 0:
-        return present
-    per_sequence = growing / present
-    return present + int((outcome.capacity_bytes - outcome.steady.reserved_bytes) // per_sequence)
+def _reach(size: int, reserved: int | None, slope: float, capacity: int) -> int:
+    """Where the line through (size, reserved) meets the capacity."""
+    if reserved is None or slope <= 0:
+        return size + 1
+    return size + int((capacity - reserved) // slope)

@@ -19,7 +19,7 @@ from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, OutOfMemory, Recorder
-from sim.runtime.strides import Strides
+from sim.runtime.strides import Strides, follow
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Tape:
         """Node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
         recorder = self.recorder
         recorder.where = recorder.base | op.number
-        if not (self.grad_enabled and any(t is not None and t.requires_grad for t in inputs)):
+        if not (self.grad_enabled and _requires_grad(inputs)):
             return self._kernel(op, inputs, attributes)
         node = Node(self, op, inputs, attributes)
         if not op.saves_late:
@@ -228,13 +228,16 @@ class Tape:
             recorder.default_owner = before[1]
 
 
+def _requires_grad(inputs: tuple[Tensor | None, ...]) -> bool:
+    for tensor in inputs:  # noqa: SIM110 (a plain loop: this runs for every operator)
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
 def strides_like(x: Tensor) -> Strides:
     """Strides of an elementwise result of x."""
-    if x.strides is None:
-        return None
-    from sim.runtime.strides import follow
-
-    return follow(x.shape, x.strides)
+    return None if x.strides is None else follow(x.shape, x.strides)
 
 
 _ONES_LIKE = Operators.number("aten::ones_like")

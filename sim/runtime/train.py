@@ -46,7 +46,11 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None) ->
 
 
 class TrainingRun:
-    """The script's state: model, optimizer, data of the present micro-batch."""
+    """The script's state: model, optimizer, data of the present micro-batch.
+
+    `tokens`, `targets`, `logits`, `loss` are the script's own variables: they survive an OutOfMemory raised below them
+    (with the loss the graph survives), as in a script that catches the error around its loop.
+    """
 
     def __init__(self, setup: Setup, recorder: Recorder) -> None:
         assert isinstance(setup.model, ModelConfig)
@@ -64,6 +68,8 @@ class TrainingRun:
         self.optimizer: AdamW | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
+        self.logits: ModelTensor | None = None
+        self.loss: Tensor | None = None
 
     # -- set-up ------------------------------------------------------------------------------------------------
     def initialize(self) -> None:
@@ -135,25 +141,27 @@ class TrainingRun:
             if micro_batch == 0 and self.optimizer is not None and _zeroes_at(setup, "start"):
                 self._zero_grad()
             self._set_gradient_sync(micro_batch == accumulation - 1)
-            loss, logits = self._forward()
+            self._forward()
             mark(f"s{number}.fwd{micro_batch}")
-            self.tape.backward(loss)
+            assert self.loss is not None
+            self.tape.backward(self.loss)
             mark(f"s{number}.bwd{micro_batch}")
-            del logits
+            self.logits = None
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
-            del loss
+            self.loss = None
         self._optimize(number)
         mark(f"s{number}.end")
 
-    def _forward(self) -> tuple[Tensor, ModelTensor | None]:
-        """Forward and loss under the strategy's contexts; the logits are returned where the script keeps them."""
+    def _forward(self) -> None:
+        """Forward and loss under the strategy's contexts. nanoGPT computes the loss in its own forward, so its logits
+        are no variable of the script; other scripts drop them after the loss unless they keep them."""
         tape, config = self.tape, self.config
         with self._autocast(), self._offload():
             assert self.tokens is not None and self.targets is not None
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
                 loss, logits = self.model.compute_loss(self.tokens, self.targets)
-        return Tensor.of(loss), (logits if config.keep_logits else None)
+                self.loss, self.logits = Tensor.of(loss), logits if config.keep_logits else None
 
     def _optimize(self, number: int) -> None:
         setup, mark, tape = self.setup, self.recorder.mark, self.tape

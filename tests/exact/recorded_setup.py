@@ -128,7 +128,7 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
         layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
         kv_heads=meta["heads"] if gpt else meta["kv"],
         head_dim=meta["hidden"] // meta["heads"] if gpt else meta["head_dim"],
-        vocab=meta["vocab"], max_positions=meta["max_positions"], **choices,
+        vocab=meta["V"], max_positions=meta["max_positions"], **choices,
     )  # fmt: skip
     autocast, bf16 = meta["prec"] == "autocast", meta["prec"] == "bf16"
     return _setup(
