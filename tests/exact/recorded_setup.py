@@ -121,6 +121,8 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
         choices |= {"dropout": meta["dropout"]}
     else:
         choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
+    if meta.get("math"):
+        choices |= {"attention": "math"}
     if "act" in meta:
         choices |= {"activation": meta["act"]}
     model = ModelConfig(
