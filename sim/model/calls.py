@@ -29,8 +29,8 @@ class Interpreter(Protocol):
     def leave(self, token: int) -> None:
         """The module's forward ends, also by an exception."""
 
-    def computing_loss(self) -> AbstractContextManager[None]:
-        """What runs inside belongs to the loss, not to the network."""
+    def computing_loss(self, logits: Tensor) -> AbstractContextManager[None]:
+        """What runs inside belongs to the loss, not to the network; so do the logits."""
 
 
 class _Active:
@@ -140,6 +140,11 @@ class Tensor:
     def mean_last(self) -> Tensor:
         """x.mean(-1, keepdim=True)."""
         result: Tensor = call("mean_last", self)
+        return result
+
+    def mean(self) -> Tensor:
+        """Over all elements: a scalar."""
+        result: Tensor = call("mean", self)
         return result
 
     def rsqrt(self) -> Tensor:

@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from sim.model.calls import Shape
+from sim.model.calls import Tensor as ModelTensor
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import Owner, Phase
 from sim.runtime import scratch
@@ -82,7 +83,8 @@ class Tape:
     def run_repeated(self, module: Module, arguments: tuple[Any, ...]) -> Tensor:
         return run_layer(self, module, arguments)
 
-    def computing_loss(self) -> AbstractContextManager[None]:
+    def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
+        Tensor.of(logits).storage.belongs_to(Owner.LOSS)
         return self.phase(Phase.LOSS, Owner.LOSS, "loss")
 
     # -- operators ---------------------------------------------------------------------------------------------
@@ -103,9 +105,11 @@ class Tape:
         if not (self.grad_enabled and _requires_grad(inputs)):
             return self._kernel(op, inputs, attributes)
         node = Node(self, op, inputs, attributes)
-        for tensor in op.saved_inputs(node, *inputs):
-            node.saved.append(SavedTensor(self, tensor))
+        if not op.saves_late:
+            node.saved = [SavedTensor(self, tensor) for tensor in op.saved_inputs(node, *inputs)]
         outputs = self._kernel(op, inputs, attributes)
+        if op.saves_late:
+            node.saved = [SavedTensor(self, tensor) for tensor in op.saved_inputs(node, *inputs)]
         several = outputs if isinstance(outputs, tuple) else (outputs,)
         for index in op.saved_outputs:
             node.saved.append(SavedTensor(self, several[index].detach()))
@@ -118,6 +122,13 @@ class Tape:
         if self.selective is not None and op.aten:
             return self.selective.dispatch(op.aten, lambda: op.forward(self, *inputs, *attributes))
         return op.forward(self, *inputs, *attributes)
+
+    def dispatch(self, aten: str, kernel: Callable[[], Tensor]) -> Tensor:
+        """A kernel inside an operator that selective checkpointing does not know by itself."""
+        if self.selective is None:
+            return kernel()
+        output: Tensor = self.selective.dispatch(aten, kernel)
+        return output
 
     # -- buffers and kernels -----------------------------------------------------------------------------------
     def empty(

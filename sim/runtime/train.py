@@ -73,7 +73,7 @@ class TrainingRun:
         self.optimizer: AdamW | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
-        self.logits: Tensor | None = None
+        self.logits: ModelTensor | None = None
         self.loss: Tensor | None = None
 
     # -- set-up ------------------------------------------------------------------------------------------------
@@ -167,9 +167,8 @@ class TrainingRun:
         with self._autocast(), self._offload():
             assert self.tokens is not None and self.targets is not None
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                self.loss, logits = map(Tensor.of, self.model.compute_loss(self.tokens, self.targets))
-            logits.storage.belongs_to(Owner.LOSS)
-            self.logits = logits if config.keep_logits else None
+                loss, logits = self.model.compute_loss(self.tokens, self.targets)
+                self.loss, self.logits = Tensor.of(loss), logits if config.keep_logits else None
 
     def _optimize(self, number: int) -> None:
         setup, mark, tape = self.setup, self.recorder.mark, self.tape

@@ -9,7 +9,7 @@ from typing import Any
 from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
-from sim.model.config import Family, ModelConfig
+from sim.model.config import Family, Implementation, ModelConfig
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
@@ -149,24 +149,27 @@ def _setup(
     )  # fmt: skip
 
 
-def transformers_setup(meta: dict[str, Any]) -> Setup:
-    """Recordings of transformers' models on one GPU; meta["arch"] is transformers' model type."""
-    gpt2 = meta["arch"] == "gpt2"
-    family: Family = "gpt" if gpt2 else "llama"
-    choices = IMPLEMENTATIONS[family, "transformers"] | {
-        "keep_logits": meta["keep_logits"],
-        "tied_embeddings": meta["tie"],
-    }
-    if gpt2:
-        choices |= {"activation": meta.get("act", "gelu_new"), "dropout": meta["dropout"]}
+def implementation_setup(meta: dict[str, Any]) -> Setup:
+    """Recordings of transformers' and Megatron's models on one GPU; meta["arch"] is transformers' model type."""
+    gpt = meta["arch"] in ("gpt2", "megatron")
+    family: Family = "gpt" if gpt else "llama"
+    implementation: Implementation = meta["implementation"]
+    choices = IMPLEMENTATIONS[family, implementation] | {"tied_embeddings": meta["tie"]}
+    choices |= {"keep_logits": meta["keep_logits"]}
+    if gpt:
+        choices |= {"dropout": meta["dropout"]}
     else:
         choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
+    if meta.get("math"):
+        choices |= {"attention": "math"}
+    if "act" in meta:
+        choices |= {"activation": meta["act"]}
     model = ModelConfig(
-        name="recorded", family=family, implementation="transformers",
+        name="recorded", family=family, implementation=implementation,
         layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
-        kv_heads=meta["heads"] if gpt2 else meta["kv"],
-        head_dim=meta["hidden"] // meta["heads"] if gpt2 else meta["head_dim"],
-        vocab=meta["vocab"], max_positions=meta["max_positions"], **choices,
+        kv_heads=meta["heads"] if gpt else meta["kv"],
+        head_dim=meta["hidden"] // meta["heads"] if gpt else meta["head_dim"],
+        vocab=meta["V"], max_positions=meta["max_positions"], **choices,
     )  # fmt: skip
     autocast, bf16 = meta["prec"] == "autocast", meta["prec"] == "bf16"
     return _setup(
@@ -178,8 +181,10 @@ def transformers_setup(meta: dict[str, Any]) -> Setup:
             compute="fp32" if meta["prec"] == "fp32" else "bf16",
             autocast=autocast,
         ),
-        checkpoint=Checkpoint(every=meta["ckpt"]) if meta["ckpt"] else None,
-        fsdp=None,
+        checkpoint=Checkpoint(every=meta["ckpt"], save=tuple(f"aten.{name}" for name in meta.get("save", ())))
+        if meta["ckpt"]
+        else None,
+        fsdp=Fsdp(degree=meta["world"], reshard_after_forward=True) if meta.get("world") else None,
         zero=meta["zero"],
         offload=None,
     )

@@ -206,12 +206,12 @@ class CutHead(Op):
 @rule("attention")
 def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str) -> Tensor:
     """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel."""
-    if kernel == "math":
-        return math_attention(tape, q, k, v)
     if tape.autocast_dtype:
         v = autocast_to(tape, v, tape.autocast_dtype)  # type: ignore[assignment]
         k = autocast_to(tape, k, tape.autocast_dtype)  # type: ignore[assignment]
         q = autocast_to(tape, q, tape.autocast_dtype)  # type: ignore[assignment]
+    if kernel == "math":
+        return math_attention(tape, q, k, v, dropout_p)
     if q.dtype == "fp32":
         op = EfficientDropout if dropout_p else Efficient
         result: Tensor = tape.apply_tuple(op, (q, k, v))[0]

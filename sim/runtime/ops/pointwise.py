@@ -242,6 +242,22 @@ class MeanLast(Op):
         return [tape.pointwise("aten::div", node.metas[0][0], gradient.dtype, None, gradient.bytes)]
 
 
+class Mean(Op):
+    """x.mean() over all elements, saves nothing. Backward: expand / n, one full buffer."""
+
+    node = "MeanBackward0"
+    aten = "aten.mean"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor) -> Tensor:
+        return tape.pointwise("aten::mean", (), x.dtype, None, x.bytes, "reduce")
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        return [tape.pointwise("aten::div", node.metas[0][0], gradient.dtype, None, gradient.bytes)]
+
+
 class Dropout(Op):
     """native_dropout: allocates the bool mask, then the result; saves the mask."""
 
@@ -364,7 +380,7 @@ def _unary_in_fp32(name: str, op: type[Op]) -> None:
     Tape.rules[name] = execute
 
 
-for _name, _op in {"silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "mean_last": MeanLast}.items():
+for _name, _op in {"silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "mean_last": MeanLast, "mean": Mean}.items():
     _unary(_name, _op)
 for _name, _op in {"pow2": Pow, "pow3": Pow, "rsqrt": Rsqrt}.items():
     _unary_in_fp32(_name, _op)

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from sim.model.calls import Shape
-from sim.program.program import COMPUTE
+from sim.program.program import COMPUTE, Owner
 from sim.runtime import scratch
 from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
@@ -276,6 +276,11 @@ def view_as_real(tape: Tape, z: Tensor) -> Tensor:
 @rule("empty")
 def empty(tape: Tape, shape: Shape, dtype: str) -> Tensor:
     return tape.empty(shape, dtype)
+
+
+@rule("workspace")
+def workspace(tape: Tape, shape: Shape, dtype: str) -> Tensor:
+    return tape.empty(shape, dtype, owner=Owner.WORKSPACE)
 
 
 @rule("compute")
