@@ -1,5 +1,6 @@
 """Wrong scenarios: every problem at once, with line, path, and what is allowed."""
 
+import json
 from pathlib import Path
 
 import pytest
