@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from sim.api import Outcome, Result, load, simulate
     from sim.scenario.problems import ScenarioError
 
+__version__ = "0.1.0"
 __all__ = ["Outcome", "Result", "ScenarioError", "load", "simulate"]
 
 

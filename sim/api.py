@@ -124,7 +124,7 @@ def simulate_setup(setup: Setup) -> Outcome:
     """Play one strategy."""
     program = record(setup, STEPS)
     memory, unlimited = fit_memory(setup, program)
-    lanes = _play_time(setup, program, memory) if memory.out_of_memory is None else None
+    lanes = play_time(setup, program, memory) if memory.out_of_memory is None else None
     outside = outside_bytes(setup)
     shown = memory if memory.out_of_memory is None else unlimited
     found, owners = active_peak(shown)
@@ -167,7 +167,8 @@ def cost_model(setup: Setup) -> CostModel:
     return CostModel.for_gpu(cluster.gpu, setup.profile, framework, cluster.network_bytes_per_s)
 
 
-def _play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:
+def play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:
+    """When everything ran, with the driver calls that `memory` made; with unlimited memory: when it would run."""
     cost = cost_model(setup)
     calls = []
     for event, action, _ in memory.driver_calls:

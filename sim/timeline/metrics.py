@@ -9,6 +9,7 @@ from sim.model.config import ModelConfig
 from sim.model.flops import model_flops_per_token
 from sim.program.program import Owner, Phase, Row
 from sim.scenario.setup import Setup
+from sim.timeline.clock import step_windows
 from sim.timeline.lanes import Bools, Lanes
 from sim.timeline.memory import MemoryTimeline, Peak, peak, step_ranges
 
@@ -95,17 +96,16 @@ def step_time(lanes: Lanes) -> StepTime:
     """Times of the steady (last) step."""
     program = lanes.program
     ranges = step_ranges([(m.name, m.rows) for m in program.marks], len(lanes.start_ns))
-    ends = [float(lanes.end_ns[first:last].max()) for first, last in ranges]
-    begins = [float(lanes.start_ns[: ranges[0][0]].max(initial=0.0)), *ends]
+    windows = step_windows(lanes)
     rows = lanes.in_step(*ranges[-1])
-    step_ns = ends[-1] - begins[-2]
+    step_ns = windows[-1][1] - windows[-1][0]
     recompute = lanes.kernel_ns(rows, Phase.RECOMPUTE)
     exposed = lanes.exposed_ns(rows)
     busy = lanes.busy_ns(rows & lanes.computes)
     flops, again = _flops(lanes, rows)
     return StepTime(
         step_ns=step_ns,
-        first_step_ns=ends[0] - begins[0],
+        first_step_ns=windows[0][1] - windows[0][0],
         forward_ns=lanes.kernel_ns(rows, Phase.FORWARD) + lanes.kernel_ns(rows, Phase.LOSS),
         backward_ns=lanes.kernel_ns(rows, Phase.BACKWARD),
         recompute_ns=recompute,
