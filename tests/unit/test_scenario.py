@@ -68,14 +68,14 @@ def test_a_strategy_changes_what_it_names_and_null_switches_off():
         "strategies:\n"
         "  same: {}\n"
         "  more: {checkpoint: {every: 1}, batch: {accumulation: 4}, optimizer: {clip_norm: null}}\n"
-        "  none: {checkpoint: null, optimizer: null, allocator: 'a:True', host: {sync: [clip, loss]}}\n"
+        "  none: {checkpoint: null, optimizer: null, allocator: 'expandable_segments:True', host: {sync: [clip, loss]}}\n"
     )
     same, more, none = load_text(text).strategies
     assert same.checkpoint == Checkpoint(every=2, save=("attention",))
     assert more.checkpoint == Checkpoint(every=1, save=("attention",))
     assert (more.batch.accumulation, more.optimizer) == (4, Optimizer(clip_norm=None))
     assert (none.checkpoint, none.optimizer) == (None, None)
-    assert (none.allocator, none.host.sync) == ("a:True", ("clip", "loss"))
+    assert (none.allocator, none.host.sync) == ("expandable_segments:True", ("clip", "loss"))
 
 
 def test_one_gpu_needs_no_parallel_section_and_autocasts_to_the_compute_dtype():

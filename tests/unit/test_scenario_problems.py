@@ -360,3 +360,12 @@ def test_the_json_schema_describes_every_field_and_requires_nothing_of_a_strateg
     for name, definition in definitions.items():
         for field, description in definition["properties"].items():
             assert "Strategy" in name or description.get("description") or "$ref" in description, (name, field)
+
+
+def test_allocator_settings_are_those_of_the_named_torch():
+    text = VALID + "allocator: expandable_segment:True,max_split_size_mb:1\n"
+    messages = [(path, message) for _, path, message in problems(text)]
+    assert [path for path, _ in messages] == ["allocator", "allocator"]
+    assert "PyTorch 2.14 has no such option (did you mean expandable_segments?)" in messages[0][1]
+    assert "max_split_size_mb" in messages[1][1]
+    assert only(VALID + "allocator: expandable_segments:True\n").allocator == "expandable_segments:True"

@@ -16,13 +16,13 @@ from sim.engine.allocator.layout import SegmentLayout
 from sim.engine.allocator.oom import OutOfMemory
 from sim.engine.allocator.pending import PendingFrees
 from sim.engine.allocator.play import Player, PlayResult
-from sim.engine.allocator.rules import rules_of
-from sim.engine.allocator.settings import (
+from sim.engine.allocator.statistics import ALL, Ints, Statistics
+from sim.scenario.allocator.rules import rules_of
+from sim.scenario.allocator.settings import (
     MIN_BLOCK_BYTES,
     SMALL_LIMIT_BYTES,
     AllocatorSettings,
 )
-from sim.engine.allocator.statistics import ALL, Ints, Statistics
 
 Trace = Callable[[str, int, int, int], None]
 """Called as trace(action, address, bytes, stream) with PyTorch's action names and "flush"; for "oom" the address is the

@@ -16,10 +16,10 @@ import numpy as np
 
 from sim.engine.allocator.blocks import Block
 from sim.engine.allocator.oom import OutOfMemory
-from sim.engine.allocator.settings import SMALL_LIMIT_BYTES, UNLIMITED
 from sim.engine.allocator.statistics import Ints
 from sim.engine.allocator.tight import BYTES_SIGN, COUNT_CHANGE, SEGMENT_SIGN, STREAM_BITS, Record, Specs, tight_loop
 from sim.program.program import Mem
+from sim.scenario.allocator.settings import SMALL_LIMIT_BYTES, UNLIMITED
 
 if TYPE_CHECKING:
     from sim.engine.allocator.allocator import CachingAllocator

@@ -11,8 +11,8 @@ import numpy as np
 
 from sim.engine.allocator.expandable import prefer
 from sim.engine.allocator.heap import POSITION_MASK, Heap
-from sim.engine.allocator.settings import MIN_BLOCK_BYTES, SMALL_LIMIT_BYTES, UNLIMITED
 from sim.engine.allocator.statistics import Ints
+from sim.scenario.allocator.settings import MIN_BLOCK_BYTES, SMALL_LIMIT_BYTES, UNLIMITED
 
 if TYPE_CHECKING:
     from sim.engine.allocator.allocator import CachingAllocator
