@@ -20,6 +20,9 @@ class Interpreter(Protocol):
 
     rules: dict[str, Callable[..., Any]]
 
+    def run_repeated(self, module: Any, arguments: tuple[Any, ...]) -> Any:
+        """The forward of a module whose `repeat` is set."""
+
     def enter(self, path: str) -> int:
         """A module's forward begins; returns what `leave` needs."""
 

@@ -49,6 +49,8 @@ class Module:
 
     hooks: Hooks | None = None
     path: str = ""
+    repeat: object | None = None
+    """Set by the interpreter's side for layers that are alike."""
 
     def __call__(self, *arguments: Any) -> Tensor:
         # `given` lives until the module returns, as PyTorch's call frame does, even where a hook replaced arguments
@@ -58,7 +60,9 @@ class Module:
         try:
             if self.hooks is not None:
                 arguments = self.hooks.pre_forward(self, arguments)
-            output: Tensor = self.forward(*arguments)
+            output: Tensor = (
+                self.forward(*arguments) if self.repeat is None else interpreter.run_repeated(self, arguments)
+            )
             if self.hooks is not None:
                 output = self.hooks.post_forward(self, output)
         finally:

@@ -19,10 +19,12 @@ from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, OutOfMemory, Recorder
+from sim.runtime.replay import Template, run_layer
 from sim.runtime.strides import Strides, follow
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
+    from sim.model.module import Module
     from sim.runtime.ops.base import Op
     from sim.runtime.selective import Selective
 
@@ -60,7 +62,9 @@ class Tape:
         self.engine_running = False
         self._thread = "main"
         self._workspaces: dict[str, Storage] = {}
-        self._retain_owner = int(Owner.OTHER)
+        self.stamps = False
+        """Record layers that are alike once, and stamp them."""
+        self.templates: dict[Any, Template] = {}
 
     # -- modules -----------------------------------------------------------------------------------------------
     def enter(self, path: str) -> int:
@@ -71,6 +75,9 @@ class Tape:
 
     def leave(self, token: int) -> None:
         self.recorder.resume(token)
+
+    def run_repeated(self, module: Module, arguments: tuple[Any, ...]) -> Tensor:
+        return run_layer(self, module, arguments)
 
     def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
         Tensor.of(logits).storage.belongs_to(Owner.LOSS)
@@ -160,6 +167,10 @@ class Tape:
         self.recorder.gemm(name, m, n, k, dtype, batch or 1)
         return out
 
+    def workspace_is_new(self, handle: int) -> bool:
+        """Has a cuBLAS workspace been allocated at or after allocation `handle`?"""
+        return any(w.handle is not None and w.handle >= handle for w in self._workspaces.values())
+
     def sum_to(self, gradient: Tensor, shape: Shape) -> Tensor:
         """gradient.sum_to_size(shape), with the temporaries of the reduction over leading dimensions."""
         leading = prod(gradient.shape[: len(gradient.shape) - len(shape)])
@@ -202,7 +213,9 @@ class Tape:
         self._thread, self.engine_running = "autograd", True
         with self.grad_mode(False):
             try:
-                run_backward(self, loss.node, root)
+                run_backward(self, loss.node, [root])
+                while self.final_callbacks:
+                    self.final_callbacks.pop(0)()
             except OutOfMemory as caught:
                 error = caught.with_traceback(None)
         self._thread, self.engine_running = "main", False

@@ -20,19 +20,21 @@ from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.sharding.fsdp2 import Communication, ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
-from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, offload_inputs
+from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, mark_repeats, offload_inputs
 from sim.scenario.setup import Setup
 
 assert ops  # importing it fills the tape's rules
 
 
-def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Program:
+def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, stamps: bool = True) -> Program:
     """Everything that one rank (rank 0) issues in `steps` training steps of a transformer.
 
+    `stamps`: record layers that are alike once (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
     recorder = Recorder(fail_at)
     run = TrainingRun(setup, recorder)
+    run.tape.stamps = stamps and fail_at is None
     with interpret(run.tape):
         try:
             run.initialize()
@@ -81,6 +83,8 @@ class TrainingRun:
             self.communication = apply_fsdp(tape, model, [slot for _, slot in self.slots], blocks, outer, setup)
         if setup.offload == "checkpoint_inputs":
             offload_inputs(tape, model)
+        else:
+            mark_repeats(model)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()

@@ -70,6 +70,8 @@ class CachingAllocator:
         self.limit_bytes: int | None = None
         self.calls = 0
         """Calls of malloc, free and record_stream so far."""
+        self.playing = 0
+        """Position in the columns of `play` of the event being played, for event_finished, on_event and trace."""
         self.player = Player(self)
         if settings.memory_fraction is not None:
             self.set_memory_fraction(settings.memory_fraction)
