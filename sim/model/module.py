@@ -11,10 +11,11 @@ from sim.model.calls import Shape, Tensor, active
 class Parameter:
     """A parameter slot: its full shape, and the tensor that forward sees now (sharding replaces it)."""
 
-    __slots__ = ("shape", "tensor")
+    __slots__ = ("requires_grad", "shape", "tensor")
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
+        self.requires_grad = True
         self.tensor: Tensor | None = None
 
     @property

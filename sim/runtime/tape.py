@@ -34,8 +34,12 @@ class DeviceFacts:
     """What of the GPU decides buffer sizes."""
 
     sms: int = 132
-    threads_per_sm: int = 2048
     compute_capability: int = 90
+
+    @property
+    def threads_per_sm(self) -> int:
+        """Resident threads per multiprocessor (CUDA C++ Programming Guide, technical specifications)."""
+        return {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}.get(self.compute_capability, 2048)
 
     @property
     def blas_workspace_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
@@ -65,6 +66,8 @@ class TrainingRun:
         self.model: LanguageModel = build_model(self.config)
         self.slots = list(self.model.named_parameters())  # as the optimizer sees them, whatever wraps the layers
         self.tensors = list(self.model.named_tensors())
+        for name, slot in self.slots:
+            slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communication: Communication | None = None
         self.parameters: list[Tensor] = []
         self.optimizer: AdamW | None = None
@@ -108,7 +111,7 @@ class TrainingRun:
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
             tensor = self.tape.empty(shape, dtype)
-            tensor.requires_grad = True
+            tensor.requires_grad = slot.requires_grad
             slot.tensor = tensor
             if shard is not None:
                 shard.sharded = tensor

@@ -173,7 +173,8 @@ def mark_repeats(model: Module) -> None:
             continue
         policy_of = (layer.policy, layer.early_stop) if isinstance(layer, CheckpointWrapper) else ()
         paths = tuple(part.path for part in parts)
-        alike.setdefault((type(layer), *policy_of, *map(type, parts)), []).append((layer, paths))
+        trained = tuple(slot.requires_grad for slot in layer.parameters())
+        alike.setdefault((type(layer), *policy_of, *map(type, parts), trained), []).append((layer, paths))
     for kind, layers in enumerate(alike.values()):
         for index, (layer, paths) in enumerate(layers):
             layer.repeat = Repeat(kind, index, len(layers), paths, tuple(layer.parameters()))

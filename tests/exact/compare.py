@@ -51,7 +51,7 @@ class Burst:
 
 @dataclass
 class Run:
-    """One run, recorded or simulated; `live_at_start`: (address, bytes, stream) of what was alive before the first burst."""
+    """One run, recorded or simulated; `live_at_start`: (address, bytes, stream) of what lived before the bursts."""
 
     bursts: list[Burst]
     marks: dict[str, dict[str, list[int]]]

@@ -300,7 +300,7 @@ class Unit:
         flat = self.tape.empty((self.policy.shard_ranks * p.shard_elements,), dtype, owner=Owner.GATHERED)
         p.flat = flat
         p.unsharded = Tensor(flat.storage, p.shape, dtype)
-        p.unsharded.requires_grad = True
+        p.unsharded.requires_grad = p.slot.requires_grad
 
     def reshard(self) -> None:
         """Give the gathered parameters back: all, or but a shard over fewer ranks."""
