@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.exact.allocator_recordings import paths
-from tests.exact.compare import Comparison, compare_file, is_step_recording
+from tests.exact.allocator_recordings import find
+from tests.exact.compare import Comparison, compare_file
 
-FOUND = [(name, path) for name, path in paths() if is_step_recording(path)]
+_RECORDINGS = find()
+FOUND = [*_RECORDINGS["step"], *_RECORDINGS["last_step"]]
 done: list[Comparison] = []
 
 
