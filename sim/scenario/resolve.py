@@ -77,7 +77,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
-        check_precision(document, precision, fsdp, cluster)
+        check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
         check_allocator(document, sections.get("allocator"), sections.get("torch"))
     if document.problems or not (model and cluster and batch and mesh and precision):
