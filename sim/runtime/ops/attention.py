@@ -40,7 +40,7 @@ def _work(q: Tensor, k: Tensor, generation: str, backward: bool) -> Attention:
 
 
 class Flash(Op):
-    """out, lse fp32, [split accumulators], rng state 16 B, unused 8 B. Saves k, q, v (key, query, value), then
+    """out, lse fp32, [split accumulators, never with dropout], rng state 16 B, unused 8 B. Saves k, q, v (key, query, value), then
     lse, out, rng, unused (logsumexp, output, ...)."""
 
     node = "ScaledDotProductFlashAttentionBackward0"
@@ -57,7 +57,7 @@ class Flash(Op):
         batch, heads, length, head_dim = q.shape
         out = tape.empty(q.shape, q.dtype, strides_like(q))
         lse = tape.empty((batch, heads, length), "fp32")
-        splits = scratch.flash_splits(tape.device, batch * heads, length, k.shape[2], head_dim)
+        splits = 1 if dropout_p else scratch.flash_splits(tape.device, batch * heads, length, k.shape[2], head_dim)
         accumulators = []
         if splits > 1:
             accumulators.append(tape.empty((splits, batch, heads, length), "fp32", owner=Owner.WORKSPACE))
@@ -124,7 +124,7 @@ class Efficient(Op):
         delta = tape.pointwise("aten::sum", (batch, heads, length), "fp32", None, product.bytes, "reduce")
         plain = tape.copy(delta)
         del delta, product
-        tape.scratch(scratch.efficient_backward_workspace(batch, heads, length, head_dim))
+        tape.scratch(scratch.efficient_backward_workspace(tape.device, batch * heads, length, head_dim))
         work = _work(q, k, "efficient", True)
         tape.recorder.attention("aten::_efficient_attention_backward", work)
         del plain
