@@ -96,4 +96,4 @@ def check_precision(
         dtypes = f"parameters in {precision.parameters} and compute in {precision.compute}"
         document.problem(path, f"on one GPU nothing else casts: {dtypes} need autocast: true")
     if precision.compute not in dict(cluster.gpu.peaks):
-        document.warning(("precision", "compute"), f"{cluster.gpu.title} has no matrix units for it")
+        document.warning(("precision", "compute"), f"{cluster.gpu.title} has no {precision.compute} matrix units")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path as FilePath
+
 from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
 from sim.hardware.mesh import Mesh, MeshError
 from sim.model.catalogue import (
@@ -91,7 +93,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
-        profile=sections.get("profile") or cluster.gpu.name,
+        profile=sections.get("profile"),
     )
 
 
@@ -146,7 +148,7 @@ def _beside(document: Document, config: str) -> FilePath:
     """A path that is relative to the file that says it; to the working directory from --set."""
     origin = document.origin(("model", "config"))
     folder = FilePath() if origin.file == OVERRIDES else FilePath(origin.file).parent
-    return folder / FilePath(config).expanduser()
+    return folder / os.path.expanduser(config)
 
 
 def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, is_chain: bool) -> Cluster | None:

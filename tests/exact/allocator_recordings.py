@@ -39,13 +39,20 @@ def folders() -> list[Path]:
     return [folder for folder in (HERE, shared / "data" / "allocator") if folder.is_dir()]
 
 
-def paths() -> list[tuple[str, Path]]:
-    """(name, file) of every recording found, shortest to tell apart."""
-    return [
-        (str(path.relative_to(folder)).removesuffix(".json.gz"), path)
-        for folder in folders()
-        for path in sorted(folder.rglob("*.json.gz"))
-    ]
+def find() -> dict[str, list[tuple[str, Path]]]:
+    """(name, file) of every recording found, by what it holds.
+
+    "events": chosen events with everything that was true after each; "step": allocations and frees of a training run
+    from its start; "last_step": of its last step only, so that where cached blocks lay before it is not known.
+    """
+    found: dict[str, list[tuple[str, Path]]] = {"events": [], "step": [], "last_step": []}
+    for folder in folders():
+        for path in sorted(folder.rglob("*.json.gz")):
+            text = gzip.decompress(path.read_bytes())
+            holds = "events" if b'"rows":' in text else "last_step" if b'"live_at_start":' in text else "step"
+            kept = "kept/" if folder == HERE else ""
+            found[holds].append((kept + str(path.relative_to(folder)).removesuffix(".json.gz"), path))
+    return found
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
-from sim.model.config import ModelConfig
+from sim.model.catalogue import IMPLEMENTATIONS
+from sim.model.config import Family, Implementation, ModelConfig
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
@@ -153,3 +154,44 @@ def _setup(
         optimizer=Optimizer(variant=variant, clip_norm=1.0 if meta.get("clip") else None, zero_grad=zero),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
     )  # fmt: skip
+
+
+def implementation_setup(meta: dict[str, Any]) -> Setup:
+    """Recordings of transformers' and Megatron's models on one GPU; meta["arch"] is transformers' model type."""
+    gpt = meta["arch"] in ("gpt2", "megatron")
+    family: Family = "gpt" if gpt else "llama"
+    implementation: Implementation = meta["implementation"]
+    choices = IMPLEMENTATIONS[family, implementation] | {"tied_embeddings": meta["tie"]}
+    choices |= {"keep_logits": meta["keep_logits"]}
+    if gpt:
+        choices |= {"dropout": meta["dropout"]}
+    else:
+        choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
+    if meta.get("math"):
+        choices |= {"attention": "math"}
+    if "act" in meta:
+        choices |= {"activation": meta["act"]}
+    model = ModelConfig(
+        name="recorded", family=family, implementation=implementation,
+        layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
+        kv_heads=meta["heads"] if gpt else meta["kv"],
+        head_dim=meta["hidden"] // meta["heads"] if gpt else meta["head_dim"],
+        vocab=meta["V"], max_positions=meta["max_positions"], **choices,
+    )  # fmt: skip
+    autocast, bf16 = meta["prec"] == "autocast", meta["prec"] == "bf16"
+    return _setup(
+        meta,
+        model=model,
+        batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
+        precision=Precision(
+            parameters="bf16" if bf16 else "fp32",
+            compute="fp32" if meta["prec"] == "fp32" else "bf16",
+            autocast=autocast,
+        ),
+        checkpoint=Checkpoint(every=meta["ckpt"], save=tuple(f"aten.{name}" for name in meta.get("save", ())))
+        if meta["ckpt"]
+        else None,
+        fsdp=Fsdp(degree=meta["world"], reshard_after_forward=True) if meta.get("world") else None,
+        zero=meta["zero"],
+        offload=None,
+    )

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.exact.allocator_recordings import paths
-from tests.exact.compare import Comparison, compare_file, is_step_recording
+from tests.exact.allocator_recordings import find
+from tests.exact.compare import Comparison, compare_file
 
-FOUND = [(name, path) for name, path in paths() if is_step_recording(path)]
+_RECORDINGS = find()
+FOUND = [*_RECORDINGS["step"], *_RECORDINGS["last_step"]]
 KNOWN: dict[str, Any] = YAML(typ="safe").load(Path(__file__).parent / "known_differences.yaml")
 done: list[Comparison] = []
 

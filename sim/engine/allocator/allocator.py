@@ -70,6 +70,8 @@ class CachingAllocator:
         self.limit_bytes: int | None = None
         self.calls = 0
         """Calls of malloc, free and record_stream so far."""
+        self.playing = 0
+        """Position in the columns of `play` of the event being played, for event_finished, on_event and trace."""
         self.player = Player(self)
         if settings.memory_fraction is not None:
             self.set_memory_fraction(settings.memory_fraction)
@@ -98,6 +100,11 @@ class CachingAllocator:
             self.heap.keep_ages = True
 
     # private pools
+
+    @property
+    def may_wait(self) -> bool:
+        """Events may be asked and waited for; before 2.13 an open use_mem_pool forbids it, like a graph capture."""
+        return not self.active_pools or self.rules.private_pools_wait
 
     def create_pool(self, use_on_oom: bool = False, no_split: bool = False) -> PrivatePool:
         """A torch.cuda.MemPool."""
@@ -132,8 +139,7 @@ class CachingAllocator:
         self.calls += 1
         if requested_bytes == 0:
             return Block(0, 0, 0, stream, born=self.calls)
-        waits = not self.active_pools or self.rules.private_pools_wait
-        if waits and self.pending:
+        if self.pending and self.may_wait:
             self.pending.process()
         size = self.settings.round_bytes(requested_bytes)
         owner = self.active_pools[-1] if self.active_pools else self
@@ -141,7 +147,7 @@ class CachingAllocator:
         found = "a cached block"
         key = self._search(pool, stream, size)
         if key is None:
-            key, found = self._find_memory(pool, stream, size, waits)
+            key, found = self._find_memory(pool, stream, size)
         if key is None:
             raise self._out_of_memory(requested_bytes, size, stream)
         return self._hand_out(key, size, requested_bytes, found)
@@ -167,7 +173,7 @@ class CachingAllocator:
         heap.take(heap.segment_at(key & POSITION_MASK), key)
         return key
 
-    def _find_memory(self, pool: Pool, stream: int, size: int, waits: bool) -> tuple[int | None, str]:
+    def _find_memory(self, pool: Pool, stream: int, size: int) -> tuple[int | None, str]:
         """After a failed search: collect garbage, grow, borrow, release some, flush; stops at the first success."""
         if self.collects_garbage:
             release.collect_garbage(self)
@@ -185,7 +191,7 @@ class CachingAllocator:
             key = self._grow(pool, stream, size)
             if key is not None:
                 return key, grown + " after releasing oversize blocks"
-        if waits:
+        if self.may_wait:
             release.flush(self)
             self.statistics.num_alloc_retries += 1
             key = self._grow(pool, stream, size)

@@ -45,6 +45,8 @@ class Heap:
         self.keep_ages = False
         self.ranges = 0
         """How many segments are expandable."""
+        self.changes = 0
+        """How often segments came or went."""
         self._next_origin = 0
         self._numbers = 0
 
@@ -61,6 +63,7 @@ class Heap:
         self.segments[origin] = segment
         self.segment_ends[origin] = origin + size_bytes
         insort(self.origins, origin)
+        self.changes += 1
         if page_bytes:
             self.ranges += 1
             insort(pool.ranges[stream], segment, key=lambda other: other.address)
@@ -70,6 +73,7 @@ class Heap:
         """Forget a segment whose blocks have all been taken."""
         del self.segments[segment.origin]
         del self.segment_ends[segment.origin]
+        self.changes += 1
         del self.origins[bisect_left(self.origins, segment.origin)]
         if segment.expandable:
             self.ranges -= 1

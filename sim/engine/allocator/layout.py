@@ -98,7 +98,8 @@ def validate(allocator: CachingAllocator) -> None:
     check_statistics(allocator)
     for position, block in allocator.live.items():
         assert block.position == position
-        assert block.state == ("pending" if block.outstanding else "allocated")
+        deferred = block in allocator.pending.deferred
+        assert block.state == ("pending" if block.outstanding or deferred else "allocated")
     waiting = [block for queue in allocator.pending.queues.values() for _, block in queue]
     for block in set(waiting):
         assert block.outstanding == waiting.count(block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class OutOfMemory(Exception):  # noqa: N818  an outcome of a run, not a programming error
+class OutOfMemory(Exception):
     """No memory for a request. The cache has been flushed before this was raised.
 
     requested_bytes: what the caller asked; rounded_bytes: as it would lie in a segment; driver_bytes: what the driver

@@ -72,7 +72,7 @@ def items(text: str) -> list[tuple[str, str]]:
         if match is None or match.end() == at:
             found.append((text[at:], ""))
             break
-        if match[1] or match[2]:
+        if match[0].rstrip(","):
             found.append((match[1], match[2] or ""))
         at = match.end()
     return found

@@ -25,15 +25,23 @@ class PendingFrees:
         self.event_finished = event_finished
         self.on_event = on_event
         self.queues: dict[int, deque[tuple[StreamEvent, Block]]] = {}
+        self.deferred: list[Block] = []
+        """Freed where no event may be recorded yet (see CachingAllocator.may_wait)."""
         self.recorded: dict[int, int] = {}
         """Events recorded so far on each stream."""
 
     def __bool__(self) -> bool:
-        return bool(self.queues)
+        return bool(self.queues or self.deferred)
 
     def add(self, block: Block) -> None:
-        """Record an event on each stream that uses a block being freed."""
+        """A block used by other streams is being freed: record an event on each of them, now or as soon as allowed."""
         block.state = "pending"
+        if self.allocator.may_wait:
+            self._record(block)
+        else:
+            self.deferred.append(block)
+
+    def _record(self, block: Block) -> None:
         streams = sorted(block.other_streams)
         block.other_streams.clear()
         for stream in streams:
@@ -46,6 +54,7 @@ class PendingFrees:
 
     def process(self) -> None:
         """Complete the frees whose events have finished; asks without waiting."""
+        self._record_deferred()
         for stream in sorted(self.queues):
             queue = self.queues[stream]
             while queue and (self.event_finished is None or self.event_finished(queue[0][0])):
@@ -55,6 +64,7 @@ class PendingFrees:
 
     def wait(self, only: PrivatePool | None = None) -> None:
         """Wait for every event (of one private pool's blocks) and complete the frees."""
+        self._record_deferred()
         for stream in sorted(self.queues):
             queue = self.queues.pop(stream)
             left: deque[tuple[StreamEvent, Block]] = deque()
@@ -70,6 +80,11 @@ class PendingFrees:
     def wait_stream(self, stream: int) -> None:
         """The host waits until a stream is idle."""
         self._tell("wait_stream", StreamEvent(stream, self.recorded.get(stream, 0)))
+
+    def _record_deferred(self) -> None:
+        for block in self.deferred:
+            self._record(block)
+        self.deferred.clear()
 
     def _passed(self, block: Block) -> None:
         block.outstanding -= 1

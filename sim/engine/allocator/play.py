@@ -60,6 +60,21 @@ class PlayResult:
         return len(self.address)
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """The segments of a moment as arrays, in the order of positions."""
+
+    changes: int
+    origins: Ints
+    bases: Ints
+    """Address less position."""
+    lengths: Ints
+
+    def find(self, positions: Ints) -> Ints:
+        """Row of the segment in which each position lies."""
+        return np.searchsorted(self.origins, positions, "right") - 1
+
+
 class Player:
     """Plays events of one allocator; knows which block each handle stands for, over all calls."""
 
@@ -75,11 +90,15 @@ class Player:
         self.size = np.zeros(0, np.int64)
         self.requested = np.zeros(0, np.int64)
         self.address = np.zeros(0, np.int64)
+        self.born = np.zeros(0, np.int64)
+        self.died = np.zeros(0, np.int64)
+        """Scratch of one call: events that allocate and free each of its handles."""
         self.alive = np.zeros(0, np.bool_)
         self.recorded = np.zeros(0, np.bool_)
         """record_stream was called on the handle."""
         self.seen = 0
         """Handles from here on were never allocated."""
+        self.table = SegmentTable(-1, self.position, self.position, self.position)
         self.loose = False
         """Some live handles have no Block yet, or some blocks are gone."""
 
@@ -105,7 +124,6 @@ class Player:
             or allocator.private_pools
             or heap.numbered
             or heap.keep_ages
-            or settings.max_split_bytes != UNLIMITED
             or heap.ranges != (len(heap.segments) if settings.expandable_segments else 0)
         )
 
@@ -116,10 +134,19 @@ class Player:
             return
         grow = max(grow, len(self.records) // 2)
         self.records += [None] * grow
-        for name in ("position", "size", "requested", "address"):
+        for name in ("position", "size", "requested", "address", "born", "died"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(grow, np.int64)]))
         for name in ("alive", "recorded"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(grow, np.bool_)]))
+
+    def segment_table(self) -> SegmentTable:
+        heap = self.allocator.heap
+        if self.table.changes != heap.changes:
+            segments = [heap.segments[origin] for origin in heap.origins]
+            bases = np.array([segment.address - segment.origin for segment in segments], np.int64)
+            lengths = np.array([segment.size_bytes for segment in segments], np.int64)
+            self.table = SegmentTable(heap.changes, np.array(heap.origins, np.int64), bases, lengths)
+        return self.table
 
     def block(self, handle: int) -> Block:
         """The block of a live handle."""
@@ -171,20 +198,19 @@ class Call:
         self.reserved = np.zeros(self.count, np.int64)
         self.driver_calls: list[DriverCall] = []
         self.out_of_memory: OutOfMemory | None = None
-        self.now = 0
 
     def check(self) -> None:
         """Raise ValueError if a handle is allocated twice, or freed or used while it is not live."""
-        player, events = self.player, np.arange(self.count)
-        born = np.where(player.alive, -1, self.count)
+        player, events, handle = self.player, np.arange(self.count), self.handle
         allocs, frees = self.is_alloc, self.kind == Mem.FREE
-        died = np.full(len(born), self.count)
-        born[self.handle[allocs]] = events[allocs]
-        died[self.handle[frees]] = events[frees]
-        wrong = born[self.handle] > events
-        wrong |= allocs & (player.alive[self.handle] | (born[self.handle] != events))
-        wrong |= died[self.handle] < np.where(frees, events, events + 1)
-        wrong |= frees & (died[self.handle] != events)
+        player.born[handle] = np.where(player.alive[handle], -1, self.count)
+        player.died[handle] = self.count
+        player.born[handle[allocs]] = events[allocs]
+        player.died[handle[frees]] = events[frees]
+        born, died = player.born[handle], player.died[handle]
+        wrong = (born > events) | (died < events)
+        wrong |= allocs & (player.alive[handle] | (born != events))
+        wrong |= frees & (died != events)
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             name = Mem(int(self.kind[at])).name
@@ -271,10 +297,8 @@ class Call:
         player.size[born] = np.array(ends) - np.array(starts)
         player.alive[born] = True
         player.alive[handles[~allocs]] = False
-        heap = allocator.heap
-        origins = np.array(heap.origins)
-        bases = np.array([heap.segments[origin].address - origin for origin in heap.origins])
-        player.address[born] = player.position[born] + bases[np.searchsorted(origins, starts, "right") - 1]
+        table = player.segment_table()
+        player.address[born] = player.position[born] + table.bases[table.find(np.array(starts))]
         size, sign = player.size[handles], np.where(allocs, 1, -1)
         small = size <= SMALL_LIMIT_BYTES
         change = np.zeros(stop - start, np.int64)
@@ -286,18 +310,20 @@ class Call:
         for gauge in (statistics.allocation, statistics.active):
             gauge.add_series(sign, small)
         statistics.requested_bytes.add_series(player.requested[handles] * sign, small)
+        oversize = allocator.settings.max_split_bytes
+        if oversize != UNLIMITED:
+            statistics.oversize_allocations.add_series(np.where(size >= oversize, sign, 0), small)
         if not allocator.settings.expandable_segments:
-            lengths = np.array([heap.segments[origin].size_bytes for origin in heap.origins])
-            segment = lengths[np.searchsorted(origins, player.position[handles], "right") - 1]
+            segment = table.lengths[table.find(player.position[handles])]
             statistics.inactive_split.add_series(COUNT_CHANGE[codes], small)
-            inactive = BYTES_SIGN[codes] * size + SEGMENT_SIGN[codes] * segment
+            inactive: Ints = (BYTES_SIGN[codes] * size + SEGMENT_SIGN[codes] * segment).astype(np.int64)
             statistics.inactive_split_bytes.add_series(inactive, small)
 
     def play_one(self, at: int) -> bool:
         """Play one event through the allocator's methods; False when it is out of memory."""
         player, allocator, handle = self.player, self.allocator, int(self.handle[at])
         allocator.calls = self.first_call + at
-        self.now = at
+        allocator.playing = at
         outer, allocator.trace = allocator.trace, self.on_trace
         self.outer = outer
         try:
@@ -337,6 +363,6 @@ class Call:
 
     def on_trace(self, action: str, address: int, size_bytes: int, stream: int) -> None:
         if action.startswith("segment") or action == "flush":
-            self.driver_calls.append(DriverCall(self.now, action, address, size_bytes, stream))
+            self.driver_calls.append(DriverCall(self.allocator.playing, action, address, size_bytes, stream))
         if self.outer:
             self.outer(action, address, size_bytes, stream)

@@ -64,6 +64,13 @@ class Statistics:
     num_device_alloc: int = 0
     num_device_free: int = 0
 
+    def reset_peaks(self) -> None:
+        """Peaks start again at the current values (torch.cuda.reset_peak_memory_stats)."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Gauge):
+                value.peak = list(value.current)
+
     def as_dict(self) -> dict[str, int]:
         """Flat names as in torch.cuda.memory_stats: "allocated_bytes.all.peak", "num_ooms" ..."""
         flat: dict[str, int] = {}

@@ -11,7 +11,8 @@ import numpy as np
 
 from sim.engine.allocator.expandable import prefer
 from sim.engine.allocator.heap import POSITION_MASK, Heap
-from sim.engine.allocator.settings import MIN_BLOCK_BYTES, SMALL_LIMIT_BYTES
+from sim.engine.allocator.settings import MIN_BLOCK_BYTES, SMALL_LIMIT_BYTES, UNLIMITED
+from sim.engine.allocator.statistics import Ints
 
 if TYPE_CHECKING:
     from sim.engine.allocator.allocator import CachingAllocator
@@ -22,30 +23,38 @@ STREAM_BITS = 16
 # What happened to a block: logged per event, for the statistics of split blocks.
 CUT, CUT_WHOLE, TAKEN, TAKEN_WHOLE, FREED, FREED_WHOLE = 0, 1, 2, 3, 4, 7
 """FREED and FREED_WHOLE are followed by the codes for one and two merged neighbours."""
-COUNT_CHANGE = np.array([0, 1, -1, 0, 1, 0, -1, 0, -1, -2])
-BYTES_SIGN = np.array([-1, -1, -1, 0, 1, 1, 1, 1, 1, 1])
-SEGMENT_SIGN = np.array([0, 1, 0, 0, 0, 0, 0, -1, -1, -1])
+COUNT_CHANGE: Ints = np.array([0, 1, -1, 0, 1, 0, -1, 0, -1, -2])
+BYTES_SIGN: Ints = np.array([-1, -1, -1, 0, 1, 1, 1, 1, 1, 1])
+SEGMENT_SIGN: Ints = np.array([0, 1, 0, 0, 0, 0, 0, -1, -1, -1])
 
 Record = tuple[int, int, int, list[int]]
 """A block handed out in the tight loop: position, position behind it, key, its pool's keys."""
 
 
-class Specs(dict[int, tuple[int, int, list[int], int]]):
-    """Request code -> (rounded bytes, that as a key, keys to search, smallest remainder key that is split off)."""
+Spec = tuple[int, int, list[int], int, int]
+"""How to serve a request: rounded bytes; the same as a key; keys to search; smallest key of a remainder that is split
+off; key from which on a block is too large for this request."""
+
+
+class Specs(dict[int, Spec]):
+    """Request code -> how to serve it under the allocator's settings; filled on demand."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         super().__init__()
         self.allocator = allocator
 
-    def __missing__(self, code: int) -> tuple[int, int, list[int], int]:
-        allocator, shift = self.allocator, self.allocator.heap.size_shift
-        size = allocator.settings.round_bytes(code >> STREAM_BITS)
+    def __missing__(self, code: int) -> Spec:
+        settings, shift = self.allocator.settings, self.allocator.heap.size_shift
+        size = settings.round_bytes(code >> STREAM_BITS)
         small = size <= SMALL_LIMIT_BYTES
-        pool = allocator.small if small else allocator.large
+        pool = self.allocator.small if small else self.allocator.large
         least = MIN_BLOCK_BYTES
-        if not (small or allocator.settings.expandable_segments):
-            least += SMALL_LIMIT_BYTES
-        spec = (size, size << shift, pool.free[code & (1 << STREAM_BITS) - 1], least << shift)
+        if not (small or settings.expandable_segments):
+            least = SMALL_LIMIT_BYTES + MIN_BLOCK_BYTES if size < settings.max_split_bytes else UNLIMITED
+        limit = settings.max_split_bytes
+        if size >= limit:
+            limit = size + settings.max_non_split_rounding_bytes
+        spec = (size, size << shift, pool.free[code & (1 << STREAM_BITS) - 1], least << shift, limit << shift)
         self[code] = spec
         return spec
 
@@ -68,7 +77,7 @@ def tight_loop(
     unmapped, shift, mask = heap.unmapped_starts, heap.size_shift, POSITION_MASK
     for handle, code in rows:
         if code:
-            size, want, keys, least = specs[code]
+            size, want, keys, least, limit = specs[code]
             i = bisect_left(keys, want)
             if i == len(keys):
                 return handle
@@ -80,6 +89,8 @@ def tight_loop(
                 key = keys[i]
                 position = key & mask
                 end = position + (key >> shift)
+            if key >= limit:
+                return handle
             del keys[i]
             del at_start[position]
             whole = position in segment_ends and segment_ends[position] == end
