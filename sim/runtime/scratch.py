@@ -76,15 +76,15 @@ def norm_gradient_parts(device: DeviceFacts, rows: int, width: int) -> int:
     return min(ceil_div(rows, 32), 32768 // ceil_div(width, 32))
 
 
-def efficient_backward_workspace(batch: int, heads: int, length: int, head_dim: int) -> int:
+def efficient_backward_workspace(device: DeviceFacts, batch_heads: int, length: int, head_dim: int) -> int:
     """Memory-efficient attention backward in fp32 (kernel_backward.h, workspace_elements_gq).
 
     dq is collected in tiles of `rows` queries by 64 columns in fp32, each with 16 bytes of lock and counter. Up to head
-    dimension 64 the kernel has 64 rows, above 128.
+    dimension 64 the kernel has 64 rows; above 128, but 64 where that kernel's shared memory does not fit.
     """
-    rows, columns = 64 if head_dim <= 64 else 128, 64
+    rows, columns = 64 if head_dim <= 64 or not device.large_shared_memory else 128, 64
     tiles = ceil_div(length, rows) * ceil_div(head_dim, columns)
-    return batch * heads * tiles * (rows * columns * 4 + 16)
+    return batch_heads * tiles * (rows * columns * 4 + 16)
 
 
 def cub_radix_sort(n: int, vocab: int) -> int:

@@ -42,6 +42,11 @@ class DeviceFacts:
         return {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}.get(self.compute_capability, 2048)
 
     @property
+    def large_shared_memory(self) -> bool:
+        """More than 100 KiB of shared memory per block: data-centre generations and Orin (same table)."""
+        return self.compute_capability in (80, 87, 90, 100, 103)
+
+    @property
     def blas_workspace_bytes(self) -> int:
         """cuBLAS workspace per (thread, stream): ALLOCATOR.md section 14."""
         return 32 << 20 if self.compute_capability >= 90 else 8_519_680

@@ -67,6 +67,8 @@ class Comparison:
     events: int
     """Allocations, frees, driver calls and marks that the recording holds and that were compared."""
     differences: tuple[str, ...]
+    equal_allocations: int
+    """Allocations before the first one that differs in size, stream, address, or in what was freed before it."""
 
     @property
     def equal(self) -> bool:
@@ -271,7 +273,10 @@ def compare(name: str, data: dict[str, Any]) -> Comparison:
     for key, value in recorded.counters.items():
         if simulated.counters[key] != value:
             differences.append(f"{key}: {simulated.counters[key]}, recorded {value}")
-    return Comparison(name, recorded.events + len(recorded.marks), tuple(differences))
+    equal_allocations = _first(simulated.bursts, recorded.bursts, lambda b: b)
+    if equal_allocations is None:
+        equal_allocations = len(recorded.bursts) - 1
+    return Comparison(name, recorded.events + len(recorded.marks), tuple(differences), equal_allocations)
 
 
 def compare_file(name: str, path: Path) -> Comparison:

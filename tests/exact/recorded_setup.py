@@ -33,8 +33,14 @@ def llama_setup(meta: dict[str, Any]) -> Setup:
         checkpoint=_checkpoint(meta),
         fsdp=_fsdp(meta, mixed) if meta["world"] else None,
         zero=meta["zero"],
-        offload={"offload": "saved_tensors", "full_offload": "checkpoint_inputs"}.get(meta["ac"]),
+        offload=_offload(meta),
     )
+
+
+def _offload(meta: dict[str, Any]) -> Any:
+    if meta["ac"] == "offload":
+        return "saved_tensors"
+    return "checkpoint_inputs" if meta["ac"] == "full_offload" or meta.get("block_offload") else None
 
 
 def _llama(meta: dict[str, Any]) -> ModelConfig:
@@ -96,6 +102,7 @@ def _fsdp(meta: dict[str, Any], mixed: bool) -> Fsdp:
         reshard_after_forward="torchtitan" if raf == "titan" else True if raf is None else raf,
         root_reshard_after_forward=None if raf == "titan" or titan_2026 else raf,
         units="torchtitan_2026" if titan_2026 else "blocks",
+        wrap="checkpoint(fsdp)" if meta.get("wrap_outside") else "fsdp(checkpoint)",
         forward_prefetch=meta.get("fwd_prefetch") or 0,
         backward_prefetch=meta.get("bwd_prefetch"),
         reduce_scatter_buffers=meta.get("rs_buffers", 1),

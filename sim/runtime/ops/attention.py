@@ -131,7 +131,7 @@ class Efficient(Op):
         delta = tape.pointwise("aten::sum", (batch, heads, length), "fp32", None, product.bytes, "reduce")
         plain = tape.copy(delta)
         del delta, product
-        tape.scratch(scratch.efficient_backward_workspace(batch, heads, length, head_dim))
+        tape.scratch(scratch.efficient_backward_workspace(tape.device, batch * heads, length, head_dim))
         work = _work(q, k, "efficient", True)
         tape.recorder.attention("aten::_efficient_attention_backward", work)
         for _ in full_heads:

@@ -90,6 +90,10 @@ class NativeLayerNorm(Op):
 
 @rule("rms_norm")
 def rms_norm(tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
+    """Under autocast in fp32."""
+    if tape.autocast_dtype:
+        weight = autocast_to(tape, weight, "fp32")  # type: ignore[assignment]
+        x = autocast_to(tape, x, "fp32")  # type: ignore[assignment]
     result: Tensor = tape.apply_tuple(FusedRmsNorm, (x, weight))[0]
     return result
 

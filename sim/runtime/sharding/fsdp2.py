@@ -225,24 +225,25 @@ class Unit:
         self.pending, self.pending_ranks = out, ranks
         self.pending_event = recorder.record(gather)
 
-    def _gather_inputs(self, elements: int, stream: int) -> list[Tensor]:
+    def _gather_inputs(self, elements: int, stream: int) -> list[Tensor | None]:
         """The flat cast of the local shards; under CPU offload one copy and cast per parameter."""
+        if self.policy.cpu_offload:
+            return [self._gather_input(p, stream) for p in self.parameters]
+        return [self._flat(elements, stream)] if self.policy.casts else []
+
+    def _gather_input(self, p: ShardedParameter, stream: int) -> Tensor | None:
+        """FSDPParam.all_gather_inputs: one shard, copied to the device and cast; None where it is taken as it is."""
         policy, tape, recorder = self.policy, self.tape, self.tape.recorder
+        local: Tensor | None = None
         if policy.cpu_offload:
-            casts: list[Tensor] = []
-            for p in self.parameters:
-                local = tape.empty((p.shard_elements,), policy.original_dtype, stream=stream, owner=Owner.GATHERED)
-                recorder.memory_bound("Memcpy HtoD (Pinned -> Device)", "copy_from_host", local.bytes, stream)
-                if policy.casts:
-                    cast = tape.empty((p.shard_elements,), policy.gathered_dtype, stream=stream, owner=Owner.GATHERED)
-                    recorder.memory_bound("aten::copy_", "elementwise", local.bytes + cast.bytes, stream)
-                    casts.append(cast)
-                    del cast
-                else:
-                    casts.append(local)
-                del local
-            return casts
-        return [self._flat(elements, stream)] if policy.casts else []
+            local = tape.empty((p.shard_elements,), policy.original_dtype, stream=stream, owner=Owner.GATHERED)
+            recorder.memory_bound("Memcpy HtoD (Pinned -> Device)", "copy_from_host", local.bytes, stream)
+        if not policy.casts:
+            return local
+        cast = tape.empty((p.shard_elements,), policy.gathered_dtype, stream=stream, owner=Owner.GATHERED)
+        read = p.shard_elements * ITEM_BYTES[policy.original_dtype]
+        recorder.memory_bound("aten::copy_", "elementwise", read + cast.bytes, stream)
+        return cast
 
     def _flat(self, elements: int, stream: int) -> Tensor:
         flat = self.tape.empty((elements,), self.policy.gathered_dtype, stream=stream, owner=Owner.GATHERED)
@@ -267,8 +268,8 @@ class Unit:
             recorder.wait(COMPUTE, self.pending_event)
         local: Tensor | None = None
         for p in self.parameters:
-            if policy.shard_ranks == 1 and policy.casts:  # one rank: per parameter a cast, then the unsharded copy
-                local = tape.empty((p.shard_elements,), policy.gathered_dtype, owner=Owner.GATHERED)
+            if policy.shard_ranks == 1:  # one rank: per parameter its input, then the unsharded copy
+                local = self._gather_input(p, COMPUTE)
             self._allocate_unsharded(p)
         del local
         if policy.shard_ranks > 1:
