@@ -18,7 +18,8 @@ from sim.runtime import ops
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import AdamW, clip_grad_norm
 from sim.runtime.recorder import OutOfMemory, Recorder
-from sim.runtime.sharding.fsdp2 import Communication, ShardedParameter
+from sim.runtime.sharding.communication import Communication
+from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, mark_repeats, offload_inputs
@@ -100,7 +101,7 @@ class TrainingRun:
         dtype = self.setup.precision.parameters
         sharded: dict[int, ShardedParameter] = {}
         if self.communication is not None:
-            sharded = {id(p.slot): p for unit in self.communication.units for p in unit.parameters}
+            sharded = {id(p.slot): p for unit in self.communication.units for p in unit.group.parameters}
         for name, slot in self.tensors:
             self.recorder.at(Phase.INIT, name.rpartition(".")[0])
             if isinstance(slot, Buffer):

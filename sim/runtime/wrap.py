@@ -11,7 +11,8 @@ from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.replay import Repeat
 from sim.runtime.selective import policy
-from sim.runtime.sharding.fsdp2 import Communication, Unit
+from sim.runtime.sharding.communication import Communication
+from sim.runtime.sharding.fsdp2 import Unit
 from sim.runtime.sharding.policy import UnitPolicy
 from sim.runtime.tape import Tape
 from sim.scenario.setup import Checkpoint, Fsdp, Precision, Setup

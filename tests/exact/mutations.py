@@ -15,7 +15,9 @@ from sim.runtime import autograd, checkpoint, scratch, train, wrap
 from sim.runtime.ops import matmul, pointwise
 from sim.runtime.ops.views import T, UnsafeView, View, reshape, view
 from sim.runtime.selective import Selective
-from sim.runtime.sharding.fsdp2 import Shards, Training, Unit
+from sim.runtime.sharding.fsdp2 import Unit
+from sim.runtime.sharding.parameters import ParameterGroup, Shards
+from sim.runtime.sharding.reduction import Reduction
 from sim.runtime.tape import Tape
 
 Patch = pytest.MonkeyPatch
@@ -176,20 +178,20 @@ def selective_outputs_die_after_the_recomputation(patch: Patch) -> None:
 
 # -- FSDP2 -----------------------------------------------------------------------------------------------------
 def gathered_output_dies_before_the_next_copy_out(patch: Patch) -> None:
-    def around(original: Any, unit: Unit) -> None:
-        if unit.pending is not None:
-            unit.communication.deferred_gather = None
-        original(unit)
+    def around(original: Any, group: ParameterGroup, forward: bool) -> None:
+        if group.pending is not None:
+            group.communication.deferred_gather = None
+        original(group, forward)
 
-    wrapped(patch, Unit, "wait_for_unshard", around)
+    wrapped(patch, ParameterGroup, "land", around)
 
 
 def gathered_output_dies_after_its_own_copy_out(patch: Patch) -> None:
-    def around(original: Any, unit: Unit) -> None:
-        original(unit)
-        unit.communication.deferred_gather = None
+    def around(original: Any, group: ParameterGroup, forward: bool) -> None:
+        original(group, forward)
+        group.communication.deferred_gather = None
 
-    wrapped(patch, Unit, "wait_for_unshard", around)
+    wrapped(patch, ParameterGroup, "land", around)
 
 
 class _WithoutLast(list[Any]):
@@ -198,20 +200,20 @@ class _WithoutLast(list[Any]):
 
 
 def last_gradient_dies_with_the_others(patch: Patch) -> None:
-    def around(original: Any, unit: Unit, owners: Any, gradients: list[Any]) -> Any:
+    def around(original: Any, reduction: Reduction, owners: Any, gradients: list[Any]) -> Any:
         moved = _WithoutLast(gradients)
         gradients.clear()
-        return original(unit, owners, moved)
+        return original(reduction, owners, moved)
 
-    wrapped(patch, Unit, "_reduce", around)
+    wrapped(patch, Reduction, "reduce", around)
 
 
 def gradients_die_before_the_reduction_begins(patch: Patch) -> None:
-    def around(original: Any, unit: Unit, owners: Any, gradients: list[Any]) -> Any:
+    def around(original: Any, reduction: Reduction, owners: Any, gradients: list[Any]) -> Any:
         gradients[:] = [SimpleNamespace(bytes=g.bytes, dtype=g.dtype) for g in gradients]
-        return original(unit, owners, gradients)
+        return original(reduction, owners, gradients)
 
-    wrapped(patch, Unit, "_reduce", around)
+    wrapped(patch, Reduction, "reduce", around)
 
 
 def reduce_input_dies_with_its_unit(patch: Patch) -> None:
@@ -230,14 +232,15 @@ def reduce_inputs_live_to_the_end(patch: Patch) -> None:
 
 
 def reduction_begins_before_the_reshard(patch: Patch) -> None:
-    reshard = Unit.reshard
+    drop = ParameterGroup.drop
 
     def around(original: Any, unit: Unit) -> None:
-        original(unit)
-        reshard(unit)
+        with patch.context() as inside:
+            inside.setattr(ParameterGroup, "drop", lambda group: None)
+            original(unit)
+        drop(unit.group)
 
     wrapped(patch, Unit, "post_backward", around)
-    patch.setattr(Unit, "reshard", lambda unit: None if unit.training is Training.POST_BACKWARD else reshard(unit))
 
 
 def backward_gathers_nothing_ahead(patch: Patch) -> None:
@@ -257,11 +260,11 @@ def kernels_need_no_pointer_tables(patch: Patch) -> None:
 
 
 def every_gradient_has_its_own_buffer(patch: Patch) -> None:
-    def deliver(unit: Unit, owners: Any, out: Any, stream: int) -> None:
+    def deliver(reduction: Reduction, owners: Any, out: Any, stream: int) -> None:
         for p in owners:
-            p.sharded.grad = unit.tape.empty((p.shard_elements,), out.dtype, stream=REDUCE_SCATTER)
+            p.sharded.grad = reduction.tape.empty((p.shard_elements,), out.dtype, stream=REDUCE_SCATTER)
 
-    patch.setattr(Unit, "_deliver", deliver)
+    patch.setattr(Reduction, "_deliver", deliver)
 
 
 def norms_are_reduced_without_buffers(patch: Patch) -> None:
@@ -271,13 +274,13 @@ def norms_are_reduced_without_buffers(patch: Patch) -> None:
 
 
 def parameters_are_never_kept_by_fewer_ranks(patch: Patch) -> None:
-    def drop(unit: Unit, ranks: int) -> None:
-        for p in unit.parameters:
+    def drop(group: ParameterGroup, ranks: int) -> None:
+        for p in group.parameters:
             p.slot.tensor = p.sharded
             p.unsharded.storage.drop()  # type: ignore[union-attr]
-        unit.shards = Shards.SHARDED
+        group.shards = Shards.SHARDED
 
-    patch.setattr(Unit, "_shard_to_fewer_ranks", drop)
+    patch.setattr(ParameterGroup, "shrink", drop)
 
 
 # -- the script ------------------------------------------------------------------------------------------------
