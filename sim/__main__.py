@@ -1,6 +1,12 @@
 """`python -m sim`."""
 
-from sim.cli import main
+import sys
 
 if __name__ == "__main__":
-    main()
+    try:
+        from sim.cli import main
+
+        main()
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from sim.scenario.setup import Setup
 
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Strategies played at a time (default: processors).")]
-SOME_FITS, WRONG_INPUT, NONE_FITS, INTERRUPTED = 0, 2, 3, 130
+SOME_FITS, MISTAKE, WRONG_INPUT, NONE_FITS, INTERRUPTED = 0, 1, 2, 3, 130
+DEBUG = "SIM_DEBUG"
+"""Environment variable: let tracebacks through."""
 
 app = typer.Typer(
     name="sim",
@@ -31,18 +35,27 @@ app = typer.Typer(
 
 @contextmanager
 def answers_errors() -> Iterator[None]:
-    """Errors of the user's input become text on stderr and exit code 2; Ctrl-C one line and 130."""
+    """Errors of the user's input become text on stderr and exit code 2; Ctrl-C one line and 130; a bug one line and 1."""
     from sim.report.errors import RunError
     from sim.scenario.problems import ScenarioError
 
     try:
         yield
+    except typer.Exit:
+        raise
     except (ScenarioError, RunError) as error:
         stop(str(error))
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None
     except OSError as error:
         stop(f"{error.filename or 'file'}: {(error.strerror or str(error)).lower()}")
     except KeyboardInterrupt:
         stop("Interrupted.", INTERRUPTED)
+    except Exception as error:
+        if DEBUG in os.environ:
+            raise
+        stop(f"A mistake in sim, not in your input: {error!r}. {DEBUG}=1 shows where; please report it.", MISTAKE)
 
 
 def stop(message: str, code: int = WRONG_INPUT) -> NoReturn:
@@ -197,4 +210,7 @@ def exit_code(fits: list[bool], strict: bool) -> int:
 
 def main() -> None:
     """Entry point of `sim` and `python -m sim`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of failing
     app()

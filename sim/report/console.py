@@ -22,7 +22,8 @@ PLAIN_WIDTH = 120
 """Columns where the output is no terminal and COLUMNS says nothing."""
 TIGHT = 0.05
 """Less headroom than this share of the device is called tight."""
-SHOWN_OWNERS = 5
+SHOWN_OWNERS, SHOWN_SHARE = 5, 0.01
+"""So many owners of a peak are named, if they hold such a share of it."""
 LONGEST_NAME = 28
 """Longer names of strategies are folded."""
 
@@ -31,7 +32,7 @@ GOOD, TIGHT_STYLE, BAD, DIM = "green", "yellow", "bold red", "dim"
 
 def make_console(file: TextIO | None = None) -> Console:
     """A console for results: colours and the true width on a terminal, plain text elsewhere."""
-    console = Console(file=file, highlight=False, soft_wrap=False)
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PLAIN_WIDTH
     return console
@@ -41,10 +42,9 @@ def show_run(console: Console, run: RunSummary, folders: Sequence[Path] = ()) ->
     """The whole screen of one scenario; `folders` have been written."""
     console.print(headline(run), "")
     for table in (main_table(run.strategies), time_table(run.strategies), memory_table(run.strategies)):
-        console.print(table, "")
-    for strategy in run.strategies:
-        console.print(explanation(strategy))
-    console.print()
+        if len(table.columns) > 1:
+            console.print(table, "")
+    console.print(explanations(run.strategies), "")
     for line in footnotes(run):
         console.print(Text(line, style=DIM))
     for warning in run.warnings:
@@ -184,29 +184,40 @@ def verdict(s: StrategySummary, unit: Unit) -> Text:
     return Text(f"{room} left", style=GOOD)
 
 
-def explanation(s: StrategySummary) -> Text:
+def explanations(strategies: Sequence[StrategySummary]) -> Table:
+    """A line or two per strategy, beside its name."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", overflow="fold", max_width=LONGEST_NAME)
+    table.add_column(overflow="fold")
+    unit = Unit.of(strategies)
+    for s in strategies:
+        table.add_row(Text(s.name), explanation(s, unit))
+    return table
+
+
+def explanation(s: StrategySummary, unit: Unit) -> Text:
     """Why the peak is what it is, who holds it, and what would lower it."""
     owners = list(s.peak.owners.items())
-    held = [f"{label} {format_bytes(count)}" for label, count in owners[:SHOWN_OWNERS]]
-    rest = sum(count for _, count in owners[SHOWN_OWNERS:])
-    held += [f"rest {format_bytes(rest)}"] if rest else []
-    where = f"{place(s.peak.phase, s.peak.layer)} ({short_op(s.peak.op, s.peak.phase)})"
-    verb = "peaks at" if s.fits else "would peak at"
-    text = Text.assemble((s.name, "bold"), f" {verb} {format_bytes(s.peak_active_bytes)} in {where}: ")
-    text.append(", ".join(held) + ".")
+    shown = [(label, count) for label, count in owners[:SHOWN_OWNERS] if count >= SHOWN_SHARE * s.peak_active_bytes]
+    held = [f"{label} {unit.of_bytes(count)}" for label, count in shown]
+    rest = s.peak_active_bytes - sum(count for _, count in shown)
+    held += [f"rest {unit.of_bytes(rest)}"] if rest >= SHOWN_SHARE * s.peak_active_bytes else []
+    where = f"{place(s.peak.phase, s.peak.layer)}, {short_op(s.peak.op, s.peak.phase)}"
+    verb = "peaks" if s.fits else "would peak"
+    text = Text(f"{verb} at {unit.of_bytes(s.peak_active_bytes)} {unit.name} in {where}: {', '.join(held)}.")
     if s.lever is not None:
         then = place(s.lever.phase, s.lever.layer)
         measure = s.lever.measure[0].upper() + s.lever.measure[1:]
-        text.append(f" {measure} can lower it to {format_bytes(s.lever.peak_bytes)} at best (then {then}).")
+        text.append(f" {measure} can lower it to {unit.of_bytes(s.lever.peak_bytes)} at best (then {then}).")
     if s.oom is not None:
         text.append(" " + out_of_memory_text(s.oom), style=BAD)
     return text
 
 
 def out_of_memory_text(oom: OutOfMemory) -> str:
-    step = "first step" if oom.step == 0 else f"step {oom.step + 1}"
+    step = {-1: "set-up", 0: "the first step"}.get(oom.step, f"step {oom.step + 1}")
     return (
-        f"Out of memory in the {step}, {place(oom.phase, oom.layer)} ({short_op(oom.op, oom.phase)}): tried to "
+        f"Out of memory in {step}, {place(oom.phase, oom.layer)} ({short_op(oom.op, oom.phase)}): tried to "
         f"allocate {format_bytes(oom.tried_bytes)} with {format_bytes(oom.device_free_bytes)} free, "
         f"{format_bytes(oom.allocated_bytes)} allocated, {format_bytes(oom.reserved_bytes)} reserved."
     )
@@ -230,7 +241,8 @@ def _capacity(s: StrategySummary) -> str:
     said = [
         f"{name} {format_bytes(count)} ({s.labels[key].label}: {s.labels[key].source})" for name, count, key in parts
     ]
-    return f"Device: {'; '.join(said)}. Device use is reserved plus all but the first."
+    used = " + ".join(["reserved", *(name for name, _, _ in parts[1:])])
+    return f"Device use: {used}. {'; '.join(said)}."
 
 
 def percent(fraction: float | None) -> str:

@@ -246,7 +246,8 @@ def _legend_of_all(figure: Figure, pictures: Sequence[Picture], left: float) -> 
     owners: list[Artist] = [
         Patch(color=colour, label=label) for label, colour in reversed(STACK.items()) if label in owned
     ]
-    owners.append(Line2D([], [], color="black", linestyle=(0, (1, 1)), label="reserved"))
+    if any(picture.reserved_bytes is not None for picture in pictures):
+        owners.append(Line2D([], [], color="black", linestyle=(0, (1, 1)), label="reserved"))
     work = [
         Patch(color=colour, label=kind.replace("_", "-")) for kind, colour in WORK_COLOURS.items() if kind in worked
     ]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.api import simulate_setup
+from sim.api import cost_model, simulate_setup
 from sim.cost.figures import CostError
 from sim.engine.deadlock import DeadlockError
 from sim.plan.micro_batch import largest_micro_batch
@@ -26,7 +26,7 @@ from sim.report.errors import RunError, cannot_write
 from sim.report.files import write_files
 from sim.report.picture import Picture, picture_of, shown_lanes
 from sim.report.progress import Progress
-from sim.report.summary import StrategySummary, evidence, summarize, summarize_run
+from sim.report.summary import StrategySummary, summarize, summarize_run
 from sim.scenario.setup import Scenario, Setup
 
 
@@ -56,7 +56,7 @@ class Answer:
 def check_setup(setup: Setup) -> None:
     """Look up what a run needs beside the scenario. Raises RunError: unknown cost profile."""
     try:
-        evidence(setup)
+        cost_model(setup)
     except CostError as error:
         raise RunError(f"strategy {setup.name}: {error}") from None
 

@@ -55,7 +55,10 @@ class RecomputeOverhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """The allocation that failed, with what PyTorch's message would say and who held memory then."""
+    """The allocation that failed, with what PyTorch's message would say and who held memory then.
+
+    `step` counts from 0; -1 is the set-up before the first.
+    """
 
     step: int
     phase: str
@@ -198,18 +201,19 @@ def tokens_per_step(setup: Setup) -> int | None:
 def evidence(setup: Setup) -> dict[str, Evidence]:
     """What each kind of figure rests on."""
     cluster = setup.cluster
-    labels = {
-        "bytes": Evidence(
-            label="exact",
-            source=f"Allocations and caching allocator as PyTorch {setup.torch}'s, where recordings cover the case",
-        ),
-        "time": _time_evidence(setup),
-    }
+    labels = {"bytes": _byte_evidence(setup), "time": _time_evidence(setup)}
     for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes"):
         source = cluster.source(figure)
         name = "usable_device_bytes" if figure == "usable_memory_bytes" else figure
         labels[name] = Evidence(label=source.label, source=source.text)
     return labels
+
+
+def _byte_evidence(setup: Setup) -> Evidence:
+    if isinstance(setup.model, ChainConfig):
+        return Evidence(label="exact", source=f"Sizes of the scenario in PyTorch {setup.torch}'s caching allocator")
+    source = f"Allocations and caching allocator as PyTorch {setup.torch}'s, where recordings cover the case"
+    return Evidence(label="exact", source=source)
 
 
 def _time_evidence(setup: Setup) -> Evidence:

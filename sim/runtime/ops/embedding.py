@@ -85,5 +85,4 @@ def _sorted_gradient(tape: Tape, shape: Shape, dtype: str, count: int, gradient:
 
 @rule("embedding")
 def embedding(tape: Tape, indices: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = tape.apply(Embedding, (weight, indices))
-    return result
+    return tape.apply(Embedding, (weight, indices))

@@ -161,11 +161,9 @@ def bmm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     if tape.autocast_dtype:
         b = autocast_to(tape, b, tape.autocast_dtype)  # type: ignore[assignment]
         a = autocast_to(tape, a, tape.autocast_dtype)  # type: ignore[assignment]
-    result: Tensor = tape.apply(Bmm, (a, b))
-    return result
+    return tape.apply(Bmm, (a, b))
 
 
 @rule("scaled_bmm")
 def scaled_bmm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    result: Tensor = tape.apply(Baddbmm, (a, b))
-    return result
+    return tape.apply(Baddbmm, (a, b))

@@ -141,17 +141,14 @@ def _exponential_sums(tape: Tape, logits: Tensor, tokens: tuple[int, ...]) -> tu
 
 @rule("parallel_linear")
 def parallel_linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    result: Tensor = tape.apply(ParallelLinear, (x, weight, bias))
-    return result
+    return tape.apply(ParallelLinear, (x, weight, bias))
 
 
 @rule("causal_softmax")
 def causal_softmax(tape: Tape, scores: Tensor) -> Tensor:
-    result: Tensor = tape.apply(CausalSoftmax, (scores,))
-    return result
+    return tape.apply(CausalSoftmax, (scores,))
 
 
 @rule("vocab_parallel_cross_entropy")
 def vocab_parallel_cross_entropy(tape: Tape, logits: Tensor, targets: Tensor) -> Tensor:
-    result: Tensor = tape.apply_tuple(VocabParallelCrossEntropy, (logits, targets))[0]
-    return result
+    return tape.apply_tuple(VocabParallelCrossEntropy, (logits, targets))[0]

@@ -94,8 +94,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
     if tape.autocast_dtype:
         weight = autocast_to(tape, weight, "fp32")  # type: ignore[assignment]
         x = autocast_to(tape, x, "fp32")  # type: ignore[assignment]
-    result: Tensor = tape.apply_tuple(FusedRmsNorm, (x, weight))[0]
-    return result
+    return tape.apply_tuple(FusedRmsNorm, (x, weight))[0]
 
 
 @rule("layer_norm")
@@ -105,5 +104,4 @@ def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
         bias = autocast_to(tape, bias, "fp32")
         weight = autocast_to(tape, weight, "fp32")  # type: ignore[assignment]
         x = autocast_to(tape, x, "fp32")  # type: ignore[assignment]
-    result: Tensor = tape.apply_tuple(NativeLayerNorm, (x, weight, bias))[0]
-    return result
+    return tape.apply_tuple(NativeLayerNorm, (x, weight, bias))[0]

@@ -318,8 +318,7 @@ def to(tape: Tape, x: Tensor, dtype: str) -> Tensor:
     """x itself where the dtype is right already."""
     if x.dtype == dtype:
         return x
-    result: Tensor = tape.apply(ToCopy, (x,), dtype)
-    return result
+    return tape.apply(ToCopy, (x,), dtype)
 
 
 def autocast_to(tape: Tape, x: Tensor | None, dtype: str) -> Tensor | None:
@@ -337,34 +336,29 @@ def autocast_to(tape: Tape, x: Tensor | None, dtype: str) -> Tensor | None:
 
 @rule("add")
 def add(tape: Tape, a: Tensor, b: Tensor | float) -> Tensor:
-    result: Tensor = tape.apply(Add, (a, b)) if isinstance(b, Tensor) else tape.apply(AddScalar, (a,))
-    return result
+    return tape.apply(Add, (a, b)) if isinstance(b, Tensor) else tape.apply(AddScalar, (a,))
 
 
 @rule("mul")
 def mul(tape: Tape, a: Tensor, b: Tensor | float) -> Tensor:
-    result: Tensor = tape.apply(Mul, (a, b)) if isinstance(b, Tensor) else tape.apply(MulScalar, (a,))
-    return result
+    return tape.apply(Mul, (a, b)) if isinstance(b, Tensor) else tape.apply(MulScalar, (a,))
 
 
 @rule("dropout")
 def dropout(tape: Tape, x: Tensor, p: float) -> Tensor:
     if p == 0:
         return x
-    result: Tensor = tape.apply_tuple(Dropout, (x,))[0]
-    return result
+    return tape.apply_tuple(Dropout, (x,))[0]
 
 
 @rule("masked_fill")
 def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    result: Tensor = tape.apply(MaskedFill, (x, mask))
-    return result
+    return tape.apply(MaskedFill, (x, mask))
 
 
 def _unary(name: str, op: type[Op]) -> None:
     def execute(tape: Tape, x: Tensor) -> Tensor:
-        result: Tensor = tape.apply(op, (x,))
-        return result
+        return tape.apply(op, (x,))
 
     Tape.rules[name] = execute
 
@@ -374,8 +368,7 @@ def _unary_in_fp32(name: str, op: type[Op]) -> None:
 
     def execute(tape: Tape, x: Tensor) -> Tensor:
         wide = autocast_to(tape, x, "fp32") if tape.autocast_dtype else x
-        result: Tensor = tape.apply(op, (wide,))
-        return result
+        return tape.apply(op, (wide,))
 
     Tape.rules[name] = execute
 

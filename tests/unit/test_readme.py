@@ -1,0 +1,64 @@
+"""Every command and every scenario of the README works as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.api import load
+from tests.unit.scenarios import ROOT, sim, write
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^    (?:.*&& )?(python -m sim .*)$", README, re.M)
+SCENARIO = README.split("```yaml\n")[1].split("```")[0]
+ANSWER = README.split("```text\n")[1].split("```")[0]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the scenarios, in which the commands run one after the other."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "scenarios", folder / "scenarios")
+    return folder
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
+def test_a_command_of_the_readme_works(command: str, checkout: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = command.replace("python", sys.executable, 1)
+    result = subprocess.run(words, shell=True, cwd=checkout, env=environment, capture_output=True, text=True)
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
+
+
+def test_the_readme_shows_every_verb() -> None:
+    assert {command.split()[3] for command in COMMANDS} == {"run", "compare", "gpus", "presets", "schema"}
+
+
+def test_the_readme_has_the_two_set_up_commands() -> None:
+    assert "    pip install -e . && python -m sim run scenarios/fsdp_ckpt.yaml\n" in README
+    assert "    pip install -e '.[test]' && pytest\n" in README
+
+
+def test_the_scenario_of_the_readme_is_one(tmp_path: Path) -> None:
+    path = write(tmp_path, SCENARIO)
+    assert [setup.name for setup in load(path).strategies] == ["none", "full", "long"]
+
+
+def test_the_answer_to_a_wrong_scenario_is_the_one_shown(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = SCENARIO.replace("seq_len: 4096", "seq_len: 8k").replace(
+        "implementation: transformers", "implementation: torchtian"
+    )
+    write(checkout / "scenarios", wrong)
+    monkeypatch.chdir(checkout)
+    assert sim("run", "scenarios/mine.yaml").stderr == ANSWER
+
+
+def test_pictures_of_the_readme_exist_and_are_small() -> None:
+    for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
+        assert 10_000 < (ROOT / link).stat().st_size < 200_000

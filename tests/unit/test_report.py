@@ -1,0 +1,217 @@
+"""What the screen, the JSON and the comparison say about known runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.api import Result, load, simulate
+from sim.report.console import make_console, show_run
+from sim.report.files import folder_names
+from sim.report.levers import find_lever
+from sim.report.read import read_run, read_summary
+from sim.report.summary import RunSummary, summarize, summarize_run, to_json
+from tests.unit.scenarios import CHAIN, ROOT, TIGHT, TINY, sim, write
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scenarios")
+
+
+@pytest.fixture(scope="module")
+def chain(folder: Path) -> Result:
+    return simulate(load(write(folder, CHAIN, "chain.yaml")))
+
+
+@pytest.fixture(scope="module")
+def tight(folder: Path) -> Result:
+    return simulate(load(write(folder, CHAIN, "chain.yaml"), [TIGHT]))
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Result:
+    return simulate(load(write(folder, TINY, "tiny.yaml")))
+
+
+def summary(result: Result) -> RunSummary:
+    return summarize_run(result.scenario, tuple(summarize(outcome, 7) for outcome in result.outcomes))
+
+
+def screen(run: RunSummary, width: int, capsys: pytest.CaptureFixture[str]) -> str:
+    console = make_console()
+    console.width = width
+    show_run(console, run)
+    return capsys.readouterr().out
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------
+def test_owners_sum_to_the_active_peak(tiny: Result) -> None:
+    for outcome in tiny.outcomes:
+        strategy = summarize(outcome)
+        assert sum(strategy.peak.owners.values()) == strategy.peak_active_bytes
+        assert list(strategy.peak.owners.values()) == sorted(strategy.peak.owners.values(), reverse=True)
+
+
+def test_bytes_awaited_by_a_stream_get_an_owner_of_their_own(tiny: Result) -> None:
+    outcome = tiny.outcomes[0]
+    later = replace(outcome, peak=replace(outcome.peak, bytes=outcome.peak.bytes + 512))
+    assert summarize(later).peak.owners["freed, awaited by a stream"] == 512
+
+
+def test_headroom_is_usable_bytes_less_all_device_use(tiny: Result) -> None:
+    strategy = summarize(tiny.outcomes[0])
+    outside = strategy.context_bytes + strategy.communicator_bytes
+    assert strategy.peak_device_bytes == strategy.peak_reserved_bytes + outside
+    assert strategy.headroom_bytes == strategy.usable_device_bytes - strategy.peak_device_bytes
+
+
+def test_out_of_memory_tells_who_was_alive(tight: Result) -> None:
+    strategy = summarize(tight["none"])
+    assert strategy.oom is not None
+    assert (strategy.fits, strategy.step_time_s, strategy.peak_active_bytes) == (False, None, 6 * 128 * MIB)
+    assert (strategy.oom.step, strategy.oom.phase, strategy.oom.layer) == (0, "forward", "layers.4")
+    assert strategy.oom.alive == {"activations": 4 * 128 * MIB}
+    assert strategy.oom.allocated_bytes == 4 * 128 * MIB
+
+
+def test_out_of_memory_before_the_first_step_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = simulate(load(write(folder, TINY, "tiny.yaml"), ["cluster.usable_memory=1 MiB"]))
+    strategy = summarize(result.outcomes[0])
+    assert strategy.oom is not None and strategy.oom.step == -1
+    assert "Out of memory in set-up" in screen(summary(result), 200, capsys)
+
+
+def test_a_lever_is_the_peak_without_an_owner(chain: Result) -> None:
+    """Segments of two out of six layers: three entries stay, and the forward holds one layer beside them."""
+    lever = find_lever(chain["by-two"])
+    assert lever is not None
+    assert (lever.owner, lever.measure) == ("recomputed activations", "shorter segments")
+    assert (lever.peak_bytes, lever.phase) == ((3 * 16 + 128) * MIB, "forward")
+
+
+def test_tokens_are_counted_over_all_gpus(tiny: Result) -> None:
+    assert summarize(tiny.outcomes[0]).tokens_per_step == 2 * 512 * 2
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+def keys(value: Any, prefix: str = "") -> set[str]:
+    """Dotted paths of all keys; a list is `[]`, an object with varying keys (owners) is `{}`."""
+    found = set()
+    for key, inner in value.items():
+        path = f"{prefix}{key}"
+        if isinstance(inner, dict):
+            varying = key in ("owners", "alive")
+            found |= {f"{path}{{}}"} if varying else keys(inner, f"{path}.")
+        elif isinstance(inner, list):
+            found |= {f"{path}[]"}
+        else:
+            found |= {path}
+    return found
+
+
+def documented(heading: str) -> set[str]:
+    text = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    section = text.split(heading)[1].split("\n## ")[0].split("\n# ")[0].split("\n`memory.parquet`")[0]
+    return {match[1] for match in re.finditer(r"^\| `([^`]+)` \|", section, re.M)}
+
+
+def test_every_key_is_documented_and_every_documented_key_is_there(chain: Result, tiny: Result, tight: Result) -> None:
+    real: set[str] = set()
+    for result in (chain, tiny, tight):
+        run = json.loads(to_json(summary(result)))
+        assert keys({**run, "strategies": []}) == documented("## The run")
+        for strategy in run["strategies"]:
+            real |= keys(strategy)
+    optional = {"lever", "oom"}  # null, or an object
+    nullable = {"recompute_overhead"}
+    assert real - nullable == documented("## A strategy") - (optional - real)
+
+
+def test_a_summary_is_read_back_as_it_was(tiny: Result, tmp_path: Path) -> None:
+    run = summary(tiny)
+    file = tmp_path / "summary.json"
+    file.write_text(to_json(run), encoding="utf-8")
+    assert read_summary(file) == run
+
+
+# -- the screen ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_nothing_is_lost_at_any_width(width: int, tiny: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    text = screen(summary(tiny), width, capsys)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "\u2026" not in text
+    assert text.count("full") >= 4
+
+
+def test_a_screen_names_the_cause_of_a_peak(tight: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    text = screen(summary(tight), 200, capsys)
+    assert "would peak at 768 MiB in layers.5 forward, chain.layer: activations 768." in text
+    assert "no, 256 short" in text
+    assert "Out of memory in the first step, layers.4 forward (chain.layer): tried to allocate 128 MiB" in text
+
+
+def test_a_screen_says_what_figures_rest_on(tiny: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(screen(summary(tiny), 100, capsys).split())
+    assert "Bytes and counts: exact." in text
+    assert "Times: assumed. Cost profile h100-sxm" in text
+    assert "context 512 MiB (assumed" in text and "communicators 688 MiB (assumed" in text
+    assert "MFU: 6 * P + 12 * L * A * D * S" in text
+
+
+def test_names_are_shown_as_they_are(chain: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    run = summary(chain)
+    odd = tuple(replace(s, name=f"[bold]{s.name}[/] :smile:") for s in run.strategies)
+    assert "[bold]none[/] :smile:" in screen(replace(run, strategies=odd), 120, capsys)
+
+
+# -- folders and comparison --------------------------------------------------------------------------------------------
+def test_folder_names_are_safe_and_distinct() -> None:
+    names = ["a/b", "a b", "A_B", "..", "", "x" * 300, "gr\u00f6\u00dfe", "every-2"]
+    assert folder_names(names) == ["a_b", "a_b-2", "A_B-3", "_", "_-2", "x" * 80, "gr\u00f6\u00dfe", "every-2"]
+
+
+def test_a_comparison_gives_deltas_against_the_first(folder: Path, tmp_path: Path) -> None:
+    result = sim("compare", write(folder, CHAIN, "chain.yaml"), "--out", tmp_path)
+    row = next(line.split() for line in result.stdout.splitlines() if line.startswith("by-two"))
+    assert row[1:8] == ["24.0", "ms", "+33.3%", "304", "-464", "400", "-368"]
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_comparison_warns_when_tokens_differ(folder: Path, tmp_path: Path) -> None:
+    one = write(folder, TINY, "one.yaml")
+    two = write(folder, TINY.replace("micro_batch: 2", "micro_batch: 4"), "two.yaml")
+    result = sim("compare", one, two, "--no-files")
+    assert result.stderr == ("warning: tokens per step differ (2,048, 4,096): compare tokens/s/GPU, not step times\n")
+    assert "two/full" in result.stdout
+    assert sim("compare", one, "--no-files").stderr == ""
+
+
+def test_a_run_folder_is_compared_as_the_scenario_itself(folder: Path, tmp_path: Path) -> None:
+    scenario = write(folder, TINY, "tiny.yaml")
+    assert sim("run", scenario, "--out", tmp_path).exit_code == 0
+    from_files = read_run(tmp_path / "tiny")
+    assert [strategy.name for _, strategy, _ in from_files] == ["none", "full"]
+    played = sim("compare", scenario, "--no-files").stdout
+    assert sim("compare", tmp_path / "tiny", "--no-files").stdout == played
+    assert sim("compare", tmp_path / "tiny" / "none", tmp_path / "tiny" / "full", "--no-files").stdout == played
+
+
+def test_a_picture_read_back_has_the_same_peak_and_lanes(tiny: Result, folder: Path, tmp_path: Path) -> None:
+    from sim.report.picture import picture_of, shown_lanes
+
+    sim("run", write(folder, TINY, "tiny.yaml"), "--out", tmp_path)
+    for outcome, (_, strategy, read) in zip(tiny.outcomes, read_run(tmp_path / "tiny")):
+        made = picture_of(outcome, shown_lanes(outcome))
+        assert read is not None
+        assert read.peak_bytes == made.peak_bytes == strategy.peak_active_bytes
+        assert max(sum(curve) for curve in zip(*read.owners.values())) == made.peak_bytes
+        assert read.peak_ms == pytest.approx(made.peak_ms)
+        assert [lane.name for lane in read.lanes] == [lane.name for lane in made.lanes]
