@@ -27,6 +27,7 @@ from sim.timeline.metrics import (
     step_time,
     utilization,
 )
+from sim.timeline.stories import Story, stories
 
 UNLIMITED_BYTES = 1 << 50
 STEPS = 2  # optimizer states appear in the first, fragmentation from the second on; a third repeats the second
@@ -64,6 +65,10 @@ class Outcome:
     def name(self) -> str:
         return self.setup.name
 
+    def story(self, path: str, step: int = -1) -> list[Story]:
+        """Lives of what is allocated under a module path, e.g. "layers.7.feed_forward.w2", in a step (-1: the last)."""
+        return stories(self.memory, path, step)
+
     @property
     def fits(self) -> bool:
         return self.memory.out_of_memory is None
@@ -85,6 +90,10 @@ class Result:
 
     scenario: Scenario
     outcomes: tuple[Outcome, ...]
+
+    def story(self, path: str, step: int = -1) -> dict[str, list[Story]]:
+        """`Outcome.story` of every strategy, by its name."""
+        return {outcome.name: outcome.story(path, step) for outcome in self.outcomes}
 
     def __getitem__(self, name: str) -> Outcome:
         """The outcome of the strategy called `name`. Raises KeyError."""

@@ -6,6 +6,7 @@ from sim.model.config import ModelConfig
 from sim.model.gpt import Gpt
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
+from sim.model.megatron_gpt import MegatronGpt
 from sim.model.transformers_gpt2 import Gpt2LMHeadModel
 from sim.model.transformers_llama import LlamaForCausalLM
 
@@ -17,6 +18,7 @@ def build_model(config: ModelConfig) -> LanguageModel:
         ("llama", "transformers"): LlamaForCausalLM,
         ("gpt", "nanogpt"): Gpt,
         ("gpt", "transformers"): Gpt2LMHeadModel,
+        ("gpt", "megatron"): MegatronGpt,
     }
     built = known.get((config.family, config.implementation))
     if built is None:

@@ -20,14 +20,17 @@ class Interpreter(Protocol):
 
     rules: dict[str, Callable[..., Any]]
 
+    def run_repeated(self, module: Any, arguments: tuple[Any, ...]) -> Any:
+        """The forward of a module whose `repeat` is set."""
+
     def enter(self, path: str) -> int:
         """A module's forward begins; returns what `leave` needs."""
 
     def leave(self, token: int) -> None:
         """The module's forward ends, also by an exception."""
 
-    def computing_loss(self) -> AbstractContextManager[None]:
-        """What runs inside belongs to the loss, not to the network."""
+    def computing_loss(self, logits: Tensor) -> AbstractContextManager[None]:
+        """What runs inside belongs to the loss, not to the network; so do the logits."""
 
 
 class _Active:
@@ -54,15 +57,13 @@ def active() -> Interpreter:
 def call(name: str, *arguments: Any) -> Tensor:
     """Execute one operator that gives one tensor."""
     interpreter = active()
-    result: Tensor = interpreter.rules[name](interpreter, *arguments)
-    return result
+    return interpreter.rules[name](interpreter, *arguments)
 
 
 def call_tuple(name: str, *arguments: Any) -> tuple[Tensor, ...]:
     """Execute one operator that gives several tensors."""
     interpreter = active()
-    results: tuple[Tensor, ...] = interpreter.rules[name](interpreter, *arguments)
-    return results
+    return interpreter.rules[name](interpreter, *arguments)
 
 
 class Tensor:
@@ -73,52 +74,41 @@ class Tensor:
     dtype: str
 
     def __add__(self, other: Tensor | float) -> Tensor:
-        result: Tensor = call("add", self, other)
-        return result
+        return call("add", self, other)
 
     def __mul__(self, other: Tensor | float) -> Tensor:
-        result: Tensor = call("mul", self, other)
-        return result
+        return call("mul", self, other)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def __neg__(self) -> Tensor:
-        result: Tensor = call("neg", self)
-        return result
+        return call("neg", self)
 
     def view(self, *shape: int) -> Tensor:
-        result: Tensor = call("view", self, shape)
-        return result
+        return call("view", self, shape)
 
     def reshape(self, *shape: int) -> Tensor:
         """A view where strides allow it, else a copy."""
-        result: Tensor = call("reshape", self, shape)
-        return result
+        return call("reshape", self, shape)
 
     def transpose(self, a: int, b: int) -> Tensor:
-        result: Tensor = call("transpose", self, a, b)
-        return result
+        return call("transpose", self, a, b)
 
     def unsqueeze(self, dim: int) -> Tensor:
-        result: Tensor = call("unsqueeze", self, dim)
-        return result
+        return call("unsqueeze", self, dim)
 
     def expand(self, *shape: int) -> Tensor:
-        result: Tensor = call("expand", self, shape)
-        return result
+        return call("expand", self, shape)
 
     def contiguous(self) -> Tensor:
-        result: Tensor = call("contiguous", self)
-        return result
+        return call("contiguous", self)
 
     def to(self, dtype: str) -> Tensor:
-        result: Tensor = call("to", self, dtype)
-        return result
+        return call("to", self, dtype)
 
     def float(self) -> Tensor:
-        result: Tensor = call("to", self, "fp32")
-        return result
+        return call("to", self, "fp32")
 
     def split(self, size: int) -> tuple[Tensor, ...]:
         """Equal parts of `size` along the last dimension."""
@@ -126,19 +116,19 @@ class Tensor:
 
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
         """x[..., start:start+length, ...] along `dim`."""
-        result: Tensor = call("slice", self, dim, start, length)
-        return result
+        return call("slice", self, dim, start, length)
 
     def square(self) -> Tensor:
         """x.pow(2)."""
-        result: Tensor = call("pow2", self)
-        return result
+        return call("pow2", self)
 
     def mean_last(self) -> Tensor:
         """x.mean(-1, keepdim=True)."""
-        result: Tensor = call("mean_last", self)
-        return result
+        return call("mean_last", self)
+
+    def mean(self) -> Tensor:
+        """Over all elements: a scalar."""
+        return call("mean", self)
 
     def rsqrt(self) -> Tensor:
-        result: Tensor = call("rsqrt", self)
-        return result
+        return call("rsqrt", self)

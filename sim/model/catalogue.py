@@ -41,6 +41,32 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 """What each code does where the user says nothing. The first implementation of a family is its default."""
 
 
+LLAMA_CODE: dict[str, tuple[Any, ...]] = {
+    "bias": (False,),
+    "dropout": (0.0,),
+    "activation": ("silu",),
+    "norm": ("manual", "fused"),
+    "gqa": ("sdpa", "repeat"),
+    "attention": ("sdpa", "math"),
+}
+GPT_CODE: dict[str, tuple[Any, ...]] = {
+    "qkv_bias": (False,),
+    "qk_norm": (False,),
+    "norm": ("layer_norm",),
+    "rope": ("none",),
+    "activation": ("gelu", "gelu_tanh"),
+    "attention": ("sdpa", "math"),
+}
+CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
+    ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
+    ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",)},
+    ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
+    ("gpt", "transformers"): GPT_CODE | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh")},
+    ("gpt", "megatron"): GPT_CODE | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",)},
+}
+"""What each code can do instead; a field that is not named here takes any value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing wrong with a model: the field to blame, its value, what is the matter, the names allowed (if any)."""
@@ -93,7 +119,7 @@ def build_model(
     code = next((code for code in known if code == implementation), known[0])
     values = {**IMPLEMENTATIONS[family, code], **shapes, **overrides}
     values.setdefault("kv_heads", values["heads"])
-    faults += check_shapes(values)
+    faults += check_shapes(values) + check_choices(values, family, code)
     if faults:
         raise ModelError(faults)
     values.setdefault("head_dim", values["hidden"] // values["heads"])
@@ -121,6 +147,15 @@ def check_shapes(values: Fields) -> list[Fault]:
     if not 0 <= values.get("dropout", 0.0) < 1:
         faults.append(Fault("dropout", values["dropout"], "a probability from 0 to below 1 is expected"))
     return faults
+
+
+def check_choices(values: Fields, family: Family, code: Implementation) -> list[Fault]:
+    """Choices that the imitated code does not have."""
+    return [
+        Fault(field, values[field], f"not in {code}'s {family};", tuple(str(value) for value in allowed))
+        for field, allowed in CHOICES[family, code].items()
+        if field in values and values[field] not in allowed
+    ]
 
 
 def overridable_fields() -> tuple[str, ...]:

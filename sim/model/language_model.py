@@ -37,10 +37,10 @@ class LanguageModel(Module):
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
 
-    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What the training script calls: (loss, logits). Here the script computes the loss from the logits."""
+    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the training script calls: (loss, logits if it sees them). Here it computes the loss from the logits."""
         logits = self(tokens)
-        with active().computing_loss():
+        with active().computing_loss(logits):
             return self.loss(logits, targets), logits
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

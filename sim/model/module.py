@@ -11,10 +11,11 @@ from sim.model.calls import Shape, Tensor, active
 class Parameter:
     """A parameter slot: its full shape, and the tensor that forward sees now (sharding replaces it)."""
 
-    __slots__ = ("shape", "tensor")
+    __slots__ = ("requires_grad", "shape", "tensor")
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
+        self.requires_grad = True
         self.tensor: Tensor | None = None
 
     @property
@@ -49,6 +50,8 @@ class Module:
 
     hooks: Hooks | None = None
     path: str = ""
+    repeat: object | None = None
+    """Set by the interpreter's side for layers that are alike."""
 
     def __call__(self, *arguments: Any) -> Tensor:
         # `given` lives until the module returns, as PyTorch's call frame does, even where a hook replaced arguments
@@ -58,7 +61,9 @@ class Module:
         try:
             if self.hooks is not None:
                 arguments = self.hooks.pre_forward(self, arguments)
-            output: Tensor = self.forward(*arguments)
+            output: Tensor = (
+                self.forward(*arguments) if self.repeat is None else interpreter.run_repeated(self, arguments)
+            )
             if self.hooks is not None:
                 output = self.hooks.post_forward(self, output)
         finally:

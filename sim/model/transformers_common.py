@@ -38,7 +38,7 @@ class TransformersModel(LanguageModel):
     checkpoints_first = True
     lm_head: Linear
 
-    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs: Any = self(tokens, targets)
         loss, logits = outputs
         return loss, logits
@@ -48,7 +48,7 @@ class TransformersModel(LanguageModel):
         logits = self.lm_head(hidden)
         if self.config.logits == "model_upcast":
             logits = logits.float()
-        with active().computing_loss():
+        with active().computing_loss(logits):
             return self.loss(logits, labels), logits
 
     def hidden_states(self, tokens: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from sim.api import cost_model, simulate_setup
 from sim.cost.figures import CostError
-from sim.engine.allocator import AllocatorSettings, SettingsError
 from sim.engine.deadlock import DeadlockError
 from sim.plan.micro_batch import largest_micro_batch
 from sim.report.errors import RunError, cannot_write
@@ -55,14 +54,11 @@ class Answer:
 
 
 def check_setup(setup: Setup) -> None:
-    """Look up what a run needs beside the scenario. Raises RunError: unknown cost profile, bad settings."""
+    """Look up what a run needs beside the scenario. Raises RunError: unknown cost profile."""
     try:
         cost_model(setup)
-        AllocatorSettings.parse(setup.allocator, setup.torch)
     except CostError as error:
         raise RunError(f"strategy {setup.name}: {error}") from None
-    except SettingsError as error:
-        raise RunError(f"strategy {setup.name}: allocator: {setup.allocator}\n{error}") from None
 
 
 def play_task(task: Task) -> Answer:

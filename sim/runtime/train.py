@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
@@ -17,22 +18,25 @@ from sim.runtime import ops
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import AdamW, clip_grad_norm
 from sim.runtime.recorder import OutOfMemory, Recorder
-from sim.runtime.sharding.fsdp2 import Communication, ShardedParameter
+from sim.runtime.sharding.communication import Communication
+from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
-from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, offload_inputs
+from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, mark_repeats, offload_inputs
 from sim.scenario.setup import Setup
 
 assert ops  # importing it fills the tape's rules
 
 
-def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Program:
+def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, stamps: bool = True) -> Program:
     """Everything that one rank (rank 0) issues in `steps` training steps of a transformer.
 
+    `stamps`: record layers that are alike once (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
     recorder = Recorder(fail_at)
     run = TrainingRun(setup, recorder)
+    run.tape.stamps = stamps and fail_at is None
     with interpret(run.tape):
         try:
             run.initialize()
@@ -63,12 +67,14 @@ class TrainingRun:
         self.model: LanguageModel = build_model(self.config)
         self.slots = list(self.model.named_parameters())  # as the optimizer sees them, whatever wraps the layers
         self.tensors = list(self.model.named_tensors())
+        for name, slot in self.slots:
+            slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communication: Communication | None = None
         self.parameters: list[Tensor] = []
         self.optimizer: AdamW | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
-        self.logits: Tensor | None = None
+        self.logits: ModelTensor | None = None
         self.loss: Tensor | None = None
 
     # -- set-up ------------------------------------------------------------------------------------------------
@@ -81,6 +87,8 @@ class TrainingRun:
             self.communication = apply_fsdp(tape, model, [slot for _, slot in self.slots], blocks, outer, setup)
         if setup.offload == "checkpoint_inputs":
             offload_inputs(tape, model)
+        else:
+            mark_repeats(model)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
@@ -93,7 +101,7 @@ class TrainingRun:
         dtype = self.setup.precision.parameters
         sharded: dict[int, ShardedParameter] = {}
         if self.communication is not None:
-            sharded = {id(p.slot): p for unit in self.communication.units for p in unit.parameters}
+            sharded = {id(p.slot): p for unit in self.communication.units for p in unit.group.parameters}
         for name, slot in self.tensors:
             self.recorder.at(Phase.INIT, name.rpartition(".")[0])
             if isinstance(slot, Buffer):
@@ -104,7 +112,7 @@ class TrainingRun:
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
             tensor = self.tape.empty(shape, dtype)
-            tensor.requires_grad = True
+            tensor.requires_grad = slot.requires_grad
             slot.tensor = tensor
             if shard is not None:
                 shard.sharded = tensor
@@ -160,9 +168,8 @@ class TrainingRun:
         with self._autocast(), self._offload():
             assert self.tokens is not None and self.targets is not None
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                self.loss, logits = map(Tensor.of, self.model.compute_loss(self.tokens, self.targets))
-            logits.storage.belongs_to(Owner.LOSS)
-            self.logits = logits if config.keep_logits else None
+                loss, logits = self.model.compute_loss(self.tokens, self.targets)
+                self.loss, self.logits = Tensor.of(loss), logits if config.keep_logits else None
 
     def _optimize(self, number: int) -> None:
         setup, mark, tape = self.setup, self.recorder.mark, self.tape

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from sim.hardware.catalogue import Cluster
 from sim.model.config import ChainConfig, ModelConfig
+from sim.scenario.allocator.parse import SettingsError
+from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.document import Document
 from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, PrecisionSection
+
+AnyModel = ModelConfig | ChainConfig
 
 MATRIX_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 SAVE_NAMES = ("attention", "every_second_matmul")
@@ -35,7 +39,7 @@ ATEN_NAMES = (
 """Operators that the modelled transformers run in a block, as a selective policy sees them."""
 
 
-def check_batch(document: Document, batch: BatchSection, model: ModelConfig | ChainConfig) -> None:
+def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> None:
     """Sequences beyond the model's positions: impossible with learned ones, unusual with rotary ones."""
     if isinstance(model, ChainConfig) or batch.seq_len <= model.max_positions:
         return
@@ -46,7 +50,7 @@ def check_batch(document: Document, batch: BatchSection, model: ModelConfig | Ch
         document.warning(path, f"the model was made for {model.max_positions} positions")
 
 
-def check_checkpoint(document: Document, checkpoint: CheckpointSection, model: ModelConfig | ChainConfig) -> None:
+def check_checkpoint(document: Document, checkpoint: CheckpointSection, model: AnyModel) -> None:
     """Regions must exist: segment and first within the layers, every within the regions; names of operators known."""
     if checkpoint.first is not None and checkpoint.first > model.layers:
         document.problem(("checkpoint", "first"), f"must be at most the number of layers ({model.layers})")
@@ -69,7 +73,8 @@ def check_checkpoint(document: Document, checkpoint: CheckpointSection, model: M
 def _check_saved_products(document: Document, checkpoint: CheckpointSection, model: ModelConfig) -> None:
     """A linear layer with a bias runs aten.addmm, so that a policy about aten.mm does not see it."""
     saves_addmm = any(name.startswith("aten.addmm") for name in checkpoint.save)
-    layers = "the linear layers have" if model.bias else "the q, k and v projections have" if model.qkv_bias else ""
+    biased = model.bias and model.implementation != "megatron"  # there biases are added apart from the products
+    layers = "the linear layers have" if biased else "the q, k and v projections have" if model.qkv_bias else ""
     for index, name in enumerate(checkpoint.save):
         if layers and not saves_addmm and (name == "every_second_matmul" or name.startswith("aten.mm")):
             message = f"{layers} biases and run aten.addmm, which this does not save: use aten.addmm"
@@ -86,7 +91,7 @@ def check_fsdp(document: Document, fsdp: FsdpSection) -> None:
 
 
 def check_precision(
-    document: Document, precision: PrecisionSection, fsdp: FsdpSection | None, cluster: Cluster
+    document: Document, precision: PrecisionSection, fsdp: FsdpSection | None, cluster: Cluster, model: AnyModel | None
 ) -> None:
     """Something must cast: FSDP's policy, autocast, or parameters that already have the compute dtype."""
     path = ("precision", "autocast")
@@ -95,5 +100,24 @@ def check_precision(
     if fsdp is None and precision.autocast is False and precision.compute != precision.parameters:
         dtypes = f"parameters in {precision.parameters} and compute in {precision.compute}"
         document.problem(path, f"on one GPU nothing else casts: {dtypes} need autocast: true")
+    if isinstance(model, ModelConfig) and model.implementation == "megatron":
+        _check_megatron_precision(document, precision, fsdp)
     if precision.compute not in dict(cluster.gpu.peaks):
         document.warning(("precision", "compute"), f"{cluster.gpu.title} has no {precision.compute} matrix units")
+
+
+def check_allocator(document: Document, text: str, version: str) -> None:
+    """The text must be one that this PyTorch takes in PYTORCH_CUDA_ALLOC_CONF."""
+    try:
+        AllocatorSettings.parse(text, version)
+    except SettingsError as error:
+        for problem in error.problems:
+            document.problem(("allocator",), str(problem), show=False)
+
+
+def _check_megatron_precision(document: Document, precision: PrecisionSection, fsdp: FsdpSection | None) -> None:
+    """Megatron's own layers run in 16 bit: its masked softmax knows no other dtype, and it does not use autocast."""
+    computes_16_bit = precision.compute in ("bf16", "fp16")
+    if precision.autocast or not computes_16_bit or (fsdp is None and precision.parameters != precision.compute):
+        message = "megatron runs in 16 bit without autocast: parameters and compute bf16"
+        document.problem(("precision",), message)

@@ -18,7 +18,7 @@ from sim.model.catalogue import (
 )
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.chain import resolve_chain
-from sim.scenario.consistency import check_batch, check_checkpoint, check_fsdp, check_precision
+from sim.scenario.consistency import check_allocator, check_batch, check_checkpoint, check_fsdp, check_precision
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
 from sim.scenario.problems import Problem, ScenarioError
@@ -77,7 +77,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
-        check_precision(document, precision, fsdp, cluster)
+        check_precision(document, precision, fsdp, cluster, model)
+    if sections.whole("torch", "allocator"):
+        check_allocator(document, sections.get("allocator"), sections.get("torch"))
     if document.problems or not (model and cluster and batch and mesh and precision):
         return None
     return Setup(

@@ -117,6 +117,8 @@ class ModelSection(Section):
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
     """The training loop still holds the logits during backward."""
+    frozen: tuple[str, ...] | None = None
+    """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 
 
 class ClusterSection(Section):

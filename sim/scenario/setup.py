@@ -50,7 +50,8 @@ class Checkpoint:
     """Non-reentrant torch.utils.checkpoint over layers.
 
     A region wraps `segment` consecutive layers. Of the regions every `every`-th is checkpointed (every=2: layers 1, 3,
-    5, ... as torchtitan's selective "2"), and only regions that lie within the `first` layers (None: all).
+    5, ... as torchtitan's selective "2"; 0, 2, 4, ... as transformers' every_n_layers where its code is imitated), and
+    only regions that lie within the `first` layers (None: all).
     `save`: operators whose outputs are kept instead of recomputed: "attention", "every_second_matmul", or aten names
     such as "aten.mm"; empty = recompute everything. `early_stop`: recomputation ends at the last needed tensor.
     """

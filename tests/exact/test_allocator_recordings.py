@@ -129,6 +129,8 @@ def test_a_recording_of_a_training_step_gets_every_peak_between_marks(path: Path
     kind, handle, size, stream, _ = recordings.stream_of(data)
     start = 0
     for mark, stop in zip(data["marks"], mark_positions(data), strict=True):
+        if mark["name"] == "oom":  # the refused request, which flushed the cache, is not among the events
+            break
         now = slice(start, stop)
         allocator.statistics.reset_peaks()
         allocator.play(kind[now], handle[now], size[now], stream[now])

@@ -51,7 +51,9 @@ def test_every_phase_of_a_full_size_step_peaks_as_recorded(name: str, capsys: py
     for phase, recorded in RECORDED[name].items():
         for counter, simulated in simulated_peaks(memory, phase).items():
             expected = recorded[counter] - (ANCHOR_BYTES if counter != "reserved" else 0)
-            lines.append(f"{name:28s} {phase:5s} {counter:9s} {simulated:15,d} {expected:15,d} {simulated - expected:+d}")
+            lines.append(
+                f"{name:28s} {phase:5s} {counter:9s} {simulated:15,d} {expected:15,d} {simulated - expected:+d}"
+            )
             differences.append(simulated - expected)
     with capsys.disabled():
         print("\n" + "\n".join(lines))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sim.engine.allocator import AllocatorSettings, Driver
-from sim.engine.allocator.rules import rules_of
+from sim.scenario.allocator.rules import rules_of
 
 MIB = 1 << 20
 

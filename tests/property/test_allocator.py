@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ SETTINGS = (
 )
 VERSIONS = ("2.9.1", "2.12.1", "2.14.1")
 TOTAL_BYTES = 512 * MIB
-USUAL_BYTES = [1, 512, 513, 1000, 64 << 10, MIB - 1, MIB, MIB + 1, 2 * MIB, 9 * MIB, 10 * MIB, 19 * MIB, 24 * MIB]
+USUAL_BYTES = [1, 512, 1000, 64 << 10, MIB - 1, MIB, MIB + 1, 2 * MIB, 9 * MIB, 10 * MIB, 19 * MIB, 20 * MIB]
+USUAL_BYTES += [24 * MIB, 30 * MIB, 40 * MIB, 63 * MIB, 64 * MIB, 96 * MIB]
 sizes = st.one_of(st.sampled_from(USUAL_BYTES), st.integers(1, 4096), st.integers(1, 80 * MIB))
 streams = st.integers(0, 2)
 configurations = st.tuples(st.sampled_from(SETTINGS), st.sampled_from(VERSIONS))
@@ -95,6 +97,19 @@ class AllocatorMachine(RuleBasedStateMachine):
         if stream != block.stream:
             expected.users.add(stream)
 
+    @rule(seed=st.integers(0, 1 << 32), count=st.integers(1, 40))
+    def churn(self, seed: int, count: int) -> None:
+        """Many requests of few sizes and frees between them."""
+        random = Random(seed)
+        few = random.sample(USUAL_BYTES, 3)
+        for _ in range(count):
+            if self.pairs and random.random() < 0.5:
+                block, expected = self.pairs.pop(random.randrange(len(self.pairs)))
+                self.real.free(block)
+                self.naive.free(expected)
+            else:
+                self.malloc(random.choice(few), random.randrange(2))
+
     @rule(stream=streams)
     def finish(self, stream: int) -> None:
         self.naive.finish(stream)
@@ -134,22 +149,23 @@ AllocatorMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_st
 TestTheAllocatorEqualsTheNaiveOne = AllocatorMachine.TestCase
 
 
-@st.composite
-def columns(draw: st.DrawFn) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Memory events of a Program: (kind, handle, bytes, stream) per row."""
+def columns(seed: int, count: int) -> Any:
+    """Memory events of a Program, (kind, handle, bytes, stream) per row: few sizes, frees, other streams."""
+    random = Random(seed)
+    few = random.sample([0, *USUAL_BYTES], random.randint(2, 6))
+    shared = random.choice([0, 0.05])
     rows: list[tuple[int, int, int, int]] = []
     live: list[int] = []
     handles = 0
-    few = draw(st.lists(st.one_of(st.just(0), sizes), min_size=1, max_size=6))
-    for choice in draw(st.lists(st.integers(0, 11), max_size=150)):
-        if choice < 6 or not live:
-            rows.append((Mem.ALLOC, handles, draw(st.sampled_from(few)), choice % 2))
+    for _ in range(count):
+        if live and random.random() < shared:
+            rows.append((Mem.RECORD_STREAM, random.choice(live), 0, 2))
+        elif live and random.random() < 0.45:
+            rows.append((Mem.FREE, live.pop(random.randrange(len(live))), 0, 0))
+        else:
+            rows.append((Mem.ALLOC, handles, random.choice(few), int(random.random() < 0.2)))
             live.append(handles)
             handles += 1
-        elif choice == 11:
-            rows.append((Mem.RECORD_STREAM, draw(st.sampled_from(live)), 0, 2))
-        else:
-            rows.append((Mem.FREE, live.pop(draw(st.integers(0, len(live) - 1))), 0, 0))
     return np.array(rows, np.int64).reshape(-1, 4).T
 
 
@@ -173,16 +189,27 @@ def one_by_one(allocator: CachingAllocator, events: Any) -> list[tuple[int, int,
 
 
 @settings(max_examples=3 * EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(columns(), configurations, st.sampled_from([48, 160, 512]), st.lists(st.integers(0, 150), max_size=3))
-def test_play_equals_single_calls(events: Any, configuration: tuple[str, str], capacity: int, cuts: list[int]) -> None:
+@given(
+    st.builds(columns, st.integers(0, 1 << 32), st.integers(0, 300)),
+    configurations,
+    st.sampled_from([96, 200, 512]),
+    st.sampled_from([None, 0.3]),
+    st.lists(st.integers(0, 300), max_size=3),
+)
+def test_play_equals_single_calls(
+    events: Any, configuration: tuple[str, str], capacity: int, fraction: float | None, cuts: list[int]
+) -> None:
     text, version = configuration
     chosen = AllocatorSettings.parse(text, version)
 
     def fresh() -> CachingAllocator:
         # every third event of a stream is late, so that some frees wait
-        return CachingAllocator(
+        allocator = CachingAllocator(
             chosen, TOTAL_BYTES, capacity * MIB, version, event_finished=lambda event: event.number % 3 > 0
         )
+        if fraction is not None:
+            allocator.set_memory_fraction(fraction)
+        return allocator
 
     single, bulk = fresh(), fresh()
     expected = one_by_one(single, events)

@@ -215,3 +215,68 @@ def test_pages_are_obtained_all_or_none() -> None:
     assert (driver.used_bytes, driver.refusals) == (0, [20 * MIB])
     assert driver.create_pages(2, 20 * MIB)
     assert driver.free_bytes == 10 * MIB
+
+
+def test_an_open_private_pool_serves_requests_also_of_play() -> None:
+    device = allocator()
+    pool = device.create_pool()
+    device.free(device.malloc(2 * MIB))
+    device.enter_pool(pool)
+    device.play(*columns((Mem.ALLOC, 0, 2 * MIB, 0)))
+    device.leave_pool()
+    device.play(*columns((Mem.FREE, 0, 0, 0)))
+    device.validate()
+    assert [(segment.pool, len(segment.blocks)) for segment in device.segments()] == [("large", 1), ("large@1", 1)]
+    device.empty_cache()
+    assert [segment.pool for segment in device.segments()] == ["large@1"], "a living pool keeps its segments"
+    device.delete_pool(pool)
+    assert device.segments() == []
+
+
+def test_a_pool_without_splits_hands_out_whole_segments() -> None:
+    device = allocator()
+    device.enter_pool(device.create_pool(no_split=True))
+    assert device.malloc(512).size_bytes == 2 * MIB
+
+
+def test_only_the_default_pool_borrows_from_pools_for_use_on_out_of_memory() -> None:
+    device = allocator(capacity_bytes=20 * MIB)
+    lender, other = device.create_pool(use_on_oom=True), device.create_pool()
+    device.enter_pool(lender)
+    device.free(device.malloc(20 * MIB))
+    device.leave_pool()
+    device.enter_pool(other)
+    with pytest.raises(OutOfMemory):
+        device.malloc(20 * MIB)
+    device.leave_pool()
+    assert device.malloc(20 * MIB).segment is not None
+
+
+@pytest.mark.parametrize(("version", "flushed"), [("2.12", False), ("2.13", True)])
+def test_an_out_of_memory_inside_a_private_pool_flushes_the_cache_from_2_13_on(version: str, flushed: bool) -> None:
+    device = allocator(capacity_bytes=20 * MIB, version=version)
+    device.free(device.malloc(20 * MIB))
+    device.enter_pool(device.create_pool())
+    if flushed:
+        assert device.malloc(20 * MIB).address == SEGMENT_BASE
+    else:
+        with pytest.raises(OutOfMemory):
+            device.malloc(20 * MIB)
+    assert device.statistics.num_alloc_retries == flushed
+
+
+def test_inside_a_private_pool_waiting_frees_are_recorded_later_before_2_13() -> None:
+    told: list[str] = []
+    device = CachingAllocator(
+        AllocatorSettings(), 1 << 30, version="2.12", on_event=lambda what, event: told.append(what)
+    )
+    block = device.malloc(2 * MIB)
+    device.record_stream(block, 1)
+    device.enter_pool(device.create_pool())
+    device.free(block)
+    device.malloc(512)
+    device.validate()
+    assert (told, device.active_bytes) == ([], 2 * MIB + 512)
+    device.leave_pool()
+    device.malloc(512)
+    assert (told, device.active_bytes) == (["record"], 1024)

@@ -49,6 +49,13 @@ def test_gathers_follow_resharding_whatever_the_wrapping_order(
     assert counts(outcome) == (gathers, LAYERS + 1)
 
 
+@pytest.mark.parametrize(("torch", "gathers"), [("2.14", 2 * LAYERS + 2), ("2.7", 2 * LAYERS + 1)])
+def test_older_torch_ignores_an_explicit_reshard_of_the_root(torch: str, gathers: int) -> None:
+    fsdp = "{reshard_after_forward: true, root_reshard_after_forward: true}"
+    outcome = run(f"  s: {{parallel: {{fsdp: {fsdp}}}}}", f"torch='{torch}'")["s"]
+    assert counts(outcome) == (gathers, LAYERS + 1)
+
+
 def test_torchtitan_of_2026_has_three_units_at_the_top() -> None:
     fsdp = "{units: torchtitan_2026, cast_forward_inputs: false}"
     outcome = run(f"  s: {{parallel: {{fsdp: {fsdp}}}}}")["s"]
@@ -82,7 +89,7 @@ def test_a_checkpoint_over_two_units_keeps_three_gathered() -> None:
 def largest_gathered_units(outcome: sim.Outcome) -> int:
     """Units (root included) whose parameters are gathered at once in backward, by the bytes copied out on compute."""
     program = outcome.program
-    names = {i: name for i, name in enumerate(program.operators)}
+    names = dict(enumerate(program.operators))
     alive: dict[str, int] = {}
     unit_of: dict[int, str] = {}
     most = 0

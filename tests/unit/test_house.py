@@ -35,7 +35,7 @@ def imported_rooms(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         rooms |= {name.split(".")[1] for name in names if name.startswith("sim.")}
-    return rooms
+    return rooms & set(ROOMS)
 
 
 def test_a_room_imports_only_rooms_above_it() -> None:

@@ -16,13 +16,13 @@ from sim.engine.allocator.layout import SegmentLayout
 from sim.engine.allocator.oom import OutOfMemory
 from sim.engine.allocator.pending import PendingFrees
 from sim.engine.allocator.play import Player, PlayResult
-from sim.engine.allocator.rules import rules_of
-from sim.engine.allocator.settings import (
+from sim.engine.allocator.statistics import ALL, Ints, Statistics
+from sim.scenario.allocator.rules import rules_of
+from sim.scenario.allocator.settings import (
     MIN_BLOCK_BYTES,
     SMALL_LIMIT_BYTES,
     AllocatorSettings,
 )
-from sim.engine.allocator.statistics import ALL, Ints, Statistics
 
 Trace = Callable[[str, int, int, int], None]
 """Called as trace(action, address, bytes, stream) with PyTorch's action names and "flush"; for "oom" the address is the
@@ -70,6 +70,8 @@ class CachingAllocator:
         self.limit_bytes: int | None = None
         self.calls = 0
         """Calls of malloc, free and record_stream so far."""
+        self.playing = 0
+        """Position in the columns of `play` of the event being played, for event_finished, on_event and trace."""
         self.player = Player(self)
         if settings.memory_fraction is not None:
             self.set_memory_fraction(settings.memory_fraction)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 
 from sim.engine.allocator.blocks import Pool, Segment
-from sim.engine.allocator.rules import Tie
+from sim.scenario.allocator.rules import Tie
 
 POSITION_BITS = 56
 NUMBER_BITS = 40

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sim.engine.allocator.blocks import Block, Pool, Segment, State
 from sim.engine.allocator.heap import POSITION_MASK
-from sim.engine.allocator.settings import MIN_BLOCK_BYTES
 from sim.engine.allocator.statistics import ALL, Gauge
+from sim.scenario.allocator.settings import MIN_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from sim.engine.allocator.allocator import CachingAllocator

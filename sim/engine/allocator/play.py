@@ -16,10 +16,10 @@ import numpy as np
 
 from sim.engine.allocator.blocks import Block
 from sim.engine.allocator.oom import OutOfMemory
-from sim.engine.allocator.settings import SMALL_LIMIT_BYTES, UNLIMITED
 from sim.engine.allocator.statistics import Ints
 from sim.engine.allocator.tight import BYTES_SIGN, COUNT_CHANGE, SEGMENT_SIGN, STREAM_BITS, Record, Specs, tight_loop
 from sim.program.program import Mem
+from sim.scenario.allocator.settings import SMALL_LIMIT_BYTES, UNLIMITED
 
 if TYPE_CHECKING:
     from sim.engine.allocator.allocator import CachingAllocator
@@ -198,7 +198,6 @@ class Call:
         self.reserved = np.zeros(self.count, np.int64)
         self.driver_calls: list[DriverCall] = []
         self.out_of_memory: OutOfMemory | None = None
-        self.now = 0
 
     def check(self) -> None:
         """Raise ValueError if a handle is allocated twice, or freed or used while it is not live."""
@@ -317,14 +316,14 @@ class Call:
         if not allocator.settings.expandable_segments:
             segment = table.lengths[table.find(player.position[handles])]
             statistics.inactive_split.add_series(COUNT_CHANGE[codes], small)
-            inactive = BYTES_SIGN[codes] * size + SEGMENT_SIGN[codes] * segment
+            inactive: Ints = (BYTES_SIGN[codes] * size + SEGMENT_SIGN[codes] * segment).astype(np.int64)
             statistics.inactive_split_bytes.add_series(inactive, small)
 
     def play_one(self, at: int) -> bool:
         """Play one event through the allocator's methods; False when it is out of memory."""
         player, allocator, handle = self.player, self.allocator, int(self.handle[at])
         allocator.calls = self.first_call + at
-        self.now = at
+        allocator.playing = at
         outer, allocator.trace = allocator.trace, self.on_trace
         self.outer = outer
         try:
@@ -364,6 +363,6 @@ class Call:
 
     def on_trace(self, action: str, address: int, size_bytes: int, stream: int) -> None:
         if action.startswith("segment") or action == "flush":
-            self.driver_calls.append(DriverCall(self.now, action, address, size_bytes, stream))
+            self.driver_calls.append(DriverCall(self.allocator.playing, action, address, size_bytes, stream))
         if self.outer:
             self.outer(action, address, size_bytes, stream)

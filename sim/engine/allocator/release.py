@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.engine.allocator import expandable
 from sim.engine.allocator.blocks import Pool, PrivatePool
 from sim.engine.allocator.heap import POSITION_MASK
-from sim.engine.allocator.settings import UNLIMITED
+from sim.scenario.allocator.settings import UNLIMITED
 
 if TYPE_CHECKING:
     from sim.engine.allocator.allocator import CachingAllocator

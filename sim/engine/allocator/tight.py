@@ -11,7 +11,8 @@ import numpy as np
 
 from sim.engine.allocator.expandable import prefer
 from sim.engine.allocator.heap import POSITION_MASK, Heap
-from sim.engine.allocator.settings import MIN_BLOCK_BYTES, SMALL_LIMIT_BYTES, UNLIMITED
+from sim.engine.allocator.statistics import Ints
+from sim.scenario.allocator.settings import MIN_BLOCK_BYTES, SMALL_LIMIT_BYTES, UNLIMITED
 
 if TYPE_CHECKING:
     from sim.engine.allocator.allocator import CachingAllocator
@@ -22,9 +23,9 @@ STREAM_BITS = 16
 # What happened to a block: logged per event, for the statistics of split blocks.
 CUT, CUT_WHOLE, TAKEN, TAKEN_WHOLE, FREED, FREED_WHOLE = 0, 1, 2, 3, 4, 7
 """FREED and FREED_WHOLE are followed by the codes for one and two merged neighbours."""
-COUNT_CHANGE = np.array([0, 1, -1, 0, 1, 0, -1, 0, -1, -2])
-BYTES_SIGN = np.array([-1, -1, -1, 0, 1, 1, 1, 1, 1, 1])
-SEGMENT_SIGN = np.array([0, 1, 0, 0, 0, 0, 0, -1, -1, -1])
+COUNT_CHANGE: Ints = np.array([0, 1, -1, 0, 1, 0, -1, 0, -1, -2])
+BYTES_SIGN: Ints = np.array([-1, -1, -1, 0, 1, 1, 1, 1, 1, 1])
+SEGMENT_SIGN: Ints = np.array([0, 1, 0, 0, 0, 0, 0, -1, -1, -1])
 
 Record = tuple[int, int, int, list[int]]
 """A block handed out in the tight loop: position, position behind it, key, its pool's keys."""

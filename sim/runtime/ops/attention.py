@@ -131,7 +131,7 @@ class Efficient(Op):
         delta = tape.pointwise("aten::sum", (batch, heads, length), "fp32", None, product.bytes, "reduce")
         plain = tape.copy(delta)
         del delta, product
-        tape.scratch(scratch.efficient_backward_workspace(batch, heads, length, head_dim))
+        tape.scratch(scratch.efficient_backward_workspace(tape.device, batch * heads, length, head_dim))
         work = _work(q, k, "efficient", True)
         tape.recorder.attention("aten::_efficient_attention_backward", work)
         for _ in full_heads:
@@ -206,12 +206,12 @@ class CutHead(Op):
 @rule("attention")
 def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str) -> Tensor:
     """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel."""
-    if kernel == "math":
-        return math_attention(tape, q, k, v)
     if tape.autocast_dtype:
         v = autocast_to(tape, v, tape.autocast_dtype)  # type: ignore[assignment]
         k = autocast_to(tape, k, tape.autocast_dtype)  # type: ignore[assignment]
         q = autocast_to(tape, q, tape.autocast_dtype)  # type: ignore[assignment]
+    if kernel == "math":
+        return math_attention(tape, q, k, v, dropout_p)
     if q.dtype == "fp32":
         op = EfficientDropout if dropout_p else Efficient
         result: Tensor = tape.apply_tuple(op, (q, k, v))[0]

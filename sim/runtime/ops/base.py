@@ -26,6 +26,8 @@ class Op:
     number: ClassVar[int]
     saved_outputs: ClassVar[tuple[int, ...]] = ()
     not_differentiable: ClassVar[tuple[int, ...]] = ()
+    saves_late: ClassVar[bool] = False
+    """Functions written in Python save after forward has run, the others save their inputs before."""
 
     def __init_subclass__(cls) -> None:
         cls.number = Operators.number(f"{cls.aten} ({cls.node})" if cls.aten else cls.node)

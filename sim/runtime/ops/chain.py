@@ -63,11 +63,9 @@ def _weightless(tape: Tape, node: Node) -> Tensor:
 
 @rule("chain_layer")
 def chain_layer(tape: Tape, x: Tensor, config: ChainConfig, number: int) -> Tensor:
-    result: Tensor = tape.apply_tuple(ChainLayer, (x,), config, number)[0]
-    return result
+    return tape.apply_tuple(ChainLayer, (x,), config, number)[0]
 
 
 @rule("chain_entry")
 def chain_entry(tape: Tape, x: Tensor, entry_bytes: int) -> Tensor:
-    result: Tensor = tape.apply(ChainEntry, (x,), entry_bytes)
-    return result
+    return tape.apply(ChainEntry, (x,), entry_bytes)

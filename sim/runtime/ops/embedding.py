@@ -40,6 +40,8 @@ class Embedding(Op):
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         shape, dtype = node.metas[0]
         gradient = first(gradients)
+        if gradient.strides is not None:
+            gradient = tape.copy(gradient)
         if saved[0].elements <= DIRECT_INDICES:
             return [
                 tape.pointwise("aten::embedding_dense_backward", shape, dtype, None, gradient.bytes, "embedding"),
@@ -83,5 +85,4 @@ def _sorted_gradient(tape: Tape, shape: Shape, dtype: str, count: int, gradient:
 
 @rule("embedding")
 def embedding(tape: Tape, indices: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = tape.apply(Embedding, (weight, indices))
-    return result
+    return tape.apply(Embedding, (weight, indices))

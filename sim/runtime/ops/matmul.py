@@ -99,7 +99,7 @@ class Bmm(Op):
 
 
 class Baddbmm(Bmm):
-    """baddbmm(empty, a, b, beta=0): the empty buffer has the result's shape and dies after; batch1 before batch2."""
+    """baddbmm(buffer, a, b, beta=0, alpha): batch1's gradient before batch2's, each a product times alpha."""
 
     node = "BaddbmmBackward0"
     aten = "aten.baddbmm"
@@ -114,10 +114,15 @@ class Baddbmm(Bmm):
         dtype = first(gradients).dtype
         result: Gradients = [None, None]
         if node.needs(0):
-            result[0] = tape.matmul_out("aten::bmm", m, k, n, dtype, batch)
+            result[0] = scaled(tape, tape.matmul_out("aten::bmm", m, k, n, dtype, batch))
         if node.needs(1):
-            result[1] = tape.matmul_out("aten::bmm", k, n, m, dtype, batch)
+            result[1] = scaled(tape, tape.matmul_out("aten::bmm", k, n, m, dtype, batch))
         return result
+
+
+def scaled(tape: Tape, x: Tensor) -> Tensor:
+    """x times a number."""
+    return tape.pointwise("aten::mul", x.shape, x.dtype, None, x.bytes)
 
 
 @rule("linear")
@@ -156,13 +161,9 @@ def bmm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     if tape.autocast_dtype:
         b = autocast_to(tape, b, tape.autocast_dtype)  # type: ignore[assignment]
         a = autocast_to(tape, a, tape.autocast_dtype)  # type: ignore[assignment]
-    result: Tensor = tape.apply(Bmm, (a, b))
-    return result
+    return tape.apply(Bmm, (a, b))
 
 
-@rule("baddbmm_empty")
-def baddbmm_empty(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    buffer = tape.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
-    result: Tensor = tape.apply(Baddbmm, (a, b))
-    del buffer
-    return result
+@rule("scaled_bmm")
+def scaled_bmm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    return tape.apply(Baddbmm, (a, b))

@@ -242,6 +242,22 @@ class MeanLast(Op):
         return [tape.pointwise("aten::div", node.metas[0][0], gradient.dtype, None, gradient.bytes)]
 
 
+class Mean(Op):
+    """x.mean() over all elements, saves nothing. Backward: expand / n, one full buffer."""
+
+    node = "MeanBackward0"
+    aten = "aten.mean"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor) -> Tensor:
+        return tape.pointwise("aten::mean", (), x.dtype, None, x.bytes, "reduce")
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        return [tape.pointwise("aten::div", node.metas[0][0], gradient.dtype, None, gradient.bytes)]
+
+
 class Dropout(Op):
     """native_dropout: allocates the bool mask, then the result; saves the mask."""
 
@@ -302,8 +318,7 @@ def to(tape: Tape, x: Tensor, dtype: str) -> Tensor:
     """x itself where the dtype is right already."""
     if x.dtype == dtype:
         return x
-    result: Tensor = tape.apply(ToCopy, (x,), dtype)
-    return result
+    return tape.apply(ToCopy, (x,), dtype)
 
 
 def autocast_to(tape: Tape, x: Tensor | None, dtype: str) -> Tensor | None:
@@ -321,34 +336,29 @@ def autocast_to(tape: Tape, x: Tensor | None, dtype: str) -> Tensor | None:
 
 @rule("add")
 def add(tape: Tape, a: Tensor, b: Tensor | float) -> Tensor:
-    result: Tensor = tape.apply(Add, (a, b)) if isinstance(b, Tensor) else tape.apply(AddScalar, (a,))
-    return result
+    return tape.apply(Add, (a, b)) if isinstance(b, Tensor) else tape.apply(AddScalar, (a,))
 
 
 @rule("mul")
 def mul(tape: Tape, a: Tensor, b: Tensor | float) -> Tensor:
-    result: Tensor = tape.apply(Mul, (a, b)) if isinstance(b, Tensor) else tape.apply(MulScalar, (a,))
-    return result
+    return tape.apply(Mul, (a, b)) if isinstance(b, Tensor) else tape.apply(MulScalar, (a,))
 
 
 @rule("dropout")
 def dropout(tape: Tape, x: Tensor, p: float) -> Tensor:
     if p == 0:
         return x
-    result: Tensor = tape.apply_tuple(Dropout, (x,))[0]
-    return result
+    return tape.apply_tuple(Dropout, (x,))[0]
 
 
 @rule("masked_fill")
 def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    result: Tensor = tape.apply(MaskedFill, (x, mask))
-    return result
+    return tape.apply(MaskedFill, (x, mask))
 
 
 def _unary(name: str, op: type[Op]) -> None:
     def execute(tape: Tape, x: Tensor) -> Tensor:
-        result: Tensor = tape.apply(op, (x,))
-        return result
+        return tape.apply(op, (x,))
 
     Tape.rules[name] = execute
 
@@ -358,13 +368,12 @@ def _unary_in_fp32(name: str, op: type[Op]) -> None:
 
     def execute(tape: Tape, x: Tensor) -> Tensor:
         wide = autocast_to(tape, x, "fp32") if tape.autocast_dtype else x
-        result: Tensor = tape.apply(op, (wide,))
-        return result
+        return tape.apply(op, (wide,))
 
     Tape.rules[name] = execute
 
 
-for _name, _op in {"silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "mean_last": MeanLast}.items():
+for _name, _op in {"silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "mean_last": MeanLast, "mean": Mean}.items():
     _unary(_name, _op)
 for _name, _op in {"pow2": Pow, "pow3": Pow, "rsqrt": Rsqrt}.items():
     _unary_in_fp32(_name, _op)

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from sim.model.calls import Shape
-from sim.program.program import COMPUTE
+from sim.program.program import COMPUTE, Owner
 from sim.runtime import scratch
 from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
@@ -196,8 +196,7 @@ def view(tape: Tape, x: Tensor, shape: tuple[int, ...], op: type[Op] = View) -> 
     possible, strides = st.view(x.shape, x.strides, shape)
     if not possible:
         raise ValueError(f"view of {x.shape} with strides {x.strides} as {shape} is not possible without a copy")
-    result: Tensor = tape.apply(op, (x,), shape, strides)
-    return result
+    return tape.apply(op, (x,), shape, strides)
 
 
 @rule("reshape")
@@ -206,8 +205,7 @@ def reshape(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     shape = _full_shape(x, shape)
     possible, strides = st.view(x.shape, x.strides, shape)
     if possible:
-        result: Tensor = tape.apply(View, (x,), shape, strides)
-        return result
+        return tape.apply(View, (x,), shape, strides)
     copied = tape.apply(Clone, (x,))
     result = tape.apply(UnsafeView, (copied,), shape, None)
     return result
@@ -221,14 +219,12 @@ def unsqueeze(tape: Tape, x: Tensor, dim: int) -> Tensor:
 
 @rule("transpose")
 def transpose(tape: Tape, x: Tensor, a: int, b: int) -> Tensor:
-    result: Tensor = tape.apply(Transpose, (x,), a, b)
-    return result
+    return tape.apply(Transpose, (x,), a, b)
 
 
 @rule("expand")
 def expand(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
-    result: Tensor = tape.apply(Expand, (x,), shape)
-    return result
+    return tape.apply(Expand, (x,), shape)
 
 
 @rule("contiguous")
@@ -236,34 +232,29 @@ def contiguous(tape: Tape, x: Tensor) -> Tensor:
     """x itself where it is in plain order already."""
     if x.strides is None:
         return x
-    result: Tensor = tape.apply(Clone, (x,))
-    return result
+    return tape.apply(Clone, (x,))
 
 
 @rule("slice")
 def slice_(tape: Tape, x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    result: Tensor = tape.apply(Slice, (x,), dim % len(x.shape), start, length)
-    return result
+    return tape.apply(Slice, (x,), dim % len(x.shape), start, length)
 
 
 @rule("split")
 def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
-    result: tuple[Tensor, ...] = tape.apply_tuple(Split, (x,), size)
-    return result
+    return tape.apply_tuple(Split, (x,), size)
 
 
 @rule("cat_last")
 def cat_last(tape: Tape, parts: tuple[Tensor, ...]) -> Tensor:
-    result: Tensor = tape.apply(CatLast, parts)
-    return result
+    return tape.apply(CatLast, parts)
 
 
 @rule("view_as_complex")
 def view_as_complex(tape: Tape, x: Tensor) -> Tensor:
     """x.reshape(..., D/2, 2) seen as complex."""
     pairs = reshape(tape, x, (*x.shape[:-1], x.shape[-1] // 2, 2))
-    result: Tensor = tape.apply(ViewAsComplex, (pairs,))
-    return result
+    return tape.apply(ViewAsComplex, (pairs,))
 
 
 @rule("view_as_real")
@@ -276,6 +267,11 @@ def view_as_real(tape: Tape, z: Tensor) -> Tensor:
 @rule("empty")
 def empty(tape: Tape, shape: Shape, dtype: str) -> Tensor:
     return tape.empty(shape, dtype)
+
+
+@rule("workspace")
+def workspace(tape: Tape, shape: Shape, dtype: str) -> Tensor:
+    return tape.empty(shape, dtype, owner=Owner.WORKSPACE)
 
 
 @rule("compute")

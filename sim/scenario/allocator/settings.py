@@ -41,7 +41,7 @@ class AllocatorSettings:
 
         Raises SettingsError, which lists every problem of the text.
         """
-        from sim.engine.allocator.parse import parse_settings
+        from sim.scenario.allocator.parse import parse_settings
 
         return cls(**parse_settings(text, version))
 

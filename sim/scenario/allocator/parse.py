@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from sim.engine.allocator.rules import Rules, rules_of
-from sim.engine.allocator.settings import MIB, ROUNDUP_ENTRIES
+from sim.scenario.allocator.rules import Rules, rules_of
+from sim.scenario.allocator.settings import MIB, ROUNDUP_ENTRIES
 
 ITEM = re.compile(r"([^:,\[\]]*)(?::(\[[^\]]*\]|[^,\[\]]*))?(?:,|$)")
 
