@@ -57,13 +57,15 @@ def active() -> Interpreter:
 def call(name: str, *arguments: Any) -> Tensor:
     """Execute one operator that gives one tensor."""
     interpreter = active()
-    return interpreter.rules[name](interpreter, *arguments)
+    result: Tensor = interpreter.rules[name](interpreter, *arguments)
+    return result
 
 
 def call_tuple(name: str, *arguments: Any) -> tuple[Tensor, ...]:
     """Execute one operator that gives several tensors."""
     interpreter = active()
-    return interpreter.rules[name](interpreter, *arguments)
+    results: tuple[Tensor, ...] = interpreter.rules[name](interpreter, *arguments)
+    return results
 
 
 class Tensor:
