@@ -7,6 +7,9 @@
 B*A*ceil(Sq/128) tiles for B sequences and A heads; fewer key/value heads save bytes, not work. Source: COSTS.md 2.
 Figures with `spans_backward` are rates of forward + backward together (the charts of the FlashAttention README): 3.5
 times the forward's FLOPs then take 3.5 / E, which is shared as 1 : 3.0, so the pair's time is the chart's.
+Generations: triton (FlashAttention 1), flash2, flash3, efficient (xFormers), math (attention written out in PyTorch,
+priced as one kernel: `skips_masked: 0`, it computes the masked half too). Kernels pad a head dimension to the next
+multiple of 8, and charge what they compute.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class AttentionForm:
     backward_rate_ratio: float
     spans_backward: bool
     bandwidth_efficiency: float
+    skips_masked: bool = True
 
     @classmethod
     def of(cls, figures: Figures, gpu: Gpu, work: Attention) -> AttentionForm:
@@ -61,12 +65,7 @@ class AttentionForm:
 
         Raises CostError for a generation without figures.
         """
-        known = figures.under("attention")
-        if work.generation not in known:
-            raise CostError(unknown("attention generation", work.generation, known, where=figures.owner))
-        root = f"attention.{work.generation}"
-        head_dims = sorted(int(part[1:]) for part in figures.under(root) if part[1:].isdigit())
-        head_dim = next((d for d in head_dims if d >= work.head_dim), head_dims[-1])
+        root, head_dim = attention_root(figures, work)
         return cls(
             gpu=gpu,
             efficiency=figures[f"{root}.d{head_dim}.efficiency"],
@@ -75,6 +74,7 @@ class AttentionForm:
             backward_rate_ratio=figures[f"{root}.backward_rate_ratio"],
             spans_backward=figures[f"{root}.spans_backward"] != 0,
             bandwidth_efficiency=figures["gemm.bandwidth_efficiency"],
+            skips_masked=figures.get(f"{root}.skips_masked", 1.0) != 0,
         )
 
     @property
@@ -92,8 +92,8 @@ class AttentionForm:
     def time(self, work: Attention) -> AttentionTime:
         sm_flops_per_ns = self.forward_efficiency * peak_flops_per_ns(self.gpu, work.dtype) / self.gpu.sms
         factor = self.backward_time_ratio if work.backward else 1.0
-        ns_per_key = factor * 4 * TILE_ROWS * work.head_dim / sm_flops_per_ns
-        keys = keys_per_tile(work)
+        ns_per_key = factor * 4 * TILE_ROWS * padded_head_dim(work) / sm_flops_per_ns
+        keys = keys_per_tile(work, self.skips_masked)
         heads = work.batch * work.heads
         tiles_ns = heads * (sum(keys) + len(keys) * self.fixed_keys) * ns_per_key
         bandwidth = self.bandwidth_efficiency * self.gpu.memory_bandwidth_bytes_per_s
@@ -107,9 +107,27 @@ class AttentionForm:
         )
 
 
-def keys_per_tile(work: Attention) -> list[int]:
+def attention_root(figures: Figures, work: Attention) -> tuple[str, int]:
+    """Prefix of the generation's figures, and the head dimension whose figures hold for `work`.
+
+    Raises CostError for a generation without figures.
+    """
+    known = figures.under("attention")
+    if work.generation not in known:
+        raise CostError(unknown("attention generation", work.generation, known, where=figures.owner))
+    root = f"attention.{work.generation}"
+    head_dims = sorted(int(part[1:]) for part in figures.under(root) if part[1:].isdigit())
+    return root, next((d for d in head_dims if d >= work.head_dim), head_dims[-1])
+
+
+def padded_head_dim(work: Attention) -> int:
+    """The head dimension that the kernel computes: the next multiple of 8 elements."""
+    return ceil(work.head_dim / 8) * 8
+
+
+def keys_per_tile(work: Attention, skips_masked: bool = True) -> list[int]:
     """Keys that each 128-row query tile of one head reads: up to the diagonal where causal (aligned at the start)."""
     tiles = ceil(work.q_len / TILE_ROWS)
-    if not work.causal:
+    if not (work.causal and skips_masked):
         return [work.kv_len] * tiles
     return [min((tile + 1) * TILE_ROWS, work.kv_len) for tile in range(tiles)]
