@@ -81,20 +81,26 @@ class Figures:
         start = prefix + "."
         return list(dict.fromkeys(n[len(start) :].split(".")[0] for n in self.by_name if n.startswith(start)))
 
-    def overlaid(self, owner: str, own: Mapping[str, Figure], was: str) -> Figures:
+    def overlaid(
+        self, owner: str, own: Mapping[str, Figure], was: str, added_sigma: float = CARRIED_SIGMA
+    ) -> Figures:
         """These figures carried over from `was` to another GPU, with that one's `own` on top.
 
         Figures of a single source stay behind: they are evidence about the GPU that was measured.
         """
-        carried = {n: carry(figure, was) for n, figure in self.by_name.items() if not n.startswith(SINGLE_SOURCE)}
+        carried = {
+            name: carry(figure, was, added_sigma)
+            for name, figure in self.by_name.items()
+            if not name.startswith(SINGLE_SOURCE)
+        }
         return Figures(owner, {**carried, **own})
 
 
-def carry(figure: Figure, was: str) -> Figure:
+def carry(figure: Figure, was: str, added_sigma: float = CARRIED_SIGMA) -> Figure:
     """The figure as evidence about another GPU: published and measured become scaled, the uncertainty grows and a fit
     error no longer holds."""
     label: Label = "assumed" if figure.label == "assumed" else "scaled"
-    sigma = None if figure.sigma is None else round(hypot(figure.sigma, CARRIED_SIGMA), 3)
+    sigma = None if figure.sigma is None else round(hypot(figure.sigma, added_sigma), 3)
     return replace(figure, label=label, source=f"as {was}: {figure.source}", error="", sigma=sigma)
 
 

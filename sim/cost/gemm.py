@@ -63,25 +63,20 @@ class GemmForm:
     bandwidth_efficiency: float
     accumulate_rate: float = 1.0
     misaligned_slowdown: float = 1.0
-    fp8_efficiency: float | None = None
-    """E and t0 of fp8 products where they were fitted; else those of 16 bit."""
-    fp8_fixed_ns: float | None = None
 
     @classmethod
-    def of(cls, figures: Figures, gpu: Gpu) -> GemmForm:
-        fp8_efficiency = figures.get("gemm.fp8_efficiency", figures["gemm.efficiency"])
-        fp8_fixed_us = figures.get("gemm.fp8_fixed_us", figures["gemm.fixed_us"])
+    def of(cls, figures: Figures, gpu: Gpu, dtype: str = "bf16") -> GemmForm:
+        """The form for products of `dtype`: fp8 has figures of its own where it was measured."""
+        root = gemm_root(figures, dtype)
         return cls(
             gpu=gpu,
-            efficiency=figures["gemm.efficiency"],
-            tile_edge_cost=figures["gemm.tile_edge_cost"],
-            k_overhead=figures["gemm.k_overhead"],
-            fixed_ns=figures["gemm.fixed_us"] * 1e3,
-            bandwidth_efficiency=figures["gemm.bandwidth_efficiency"],
+            efficiency=figures[f"{root}.efficiency"],
+            tile_edge_cost=figures[f"{root}.tile_edge_cost"],
+            k_overhead=figures[f"{root}.k_overhead"],
+            fixed_ns=figures[f"{root}.fixed_us"] * 1e3,
+            bandwidth_efficiency=figures[f"{root}.bandwidth_efficiency"],
             accumulate_rate=figures.get("gemm.accumulate_rate", 1.0),
             misaligned_slowdown=figures.get("gemm.misaligned_slowdown", 1.0),
-            fp8_efficiency=fp8_efficiency,
-            fp8_fixed_ns=fp8_fixed_us * 1e3,
         )
 
     def time(self, work: Gemm) -> GemmTime:
@@ -103,16 +98,12 @@ class GemmForm:
             bytes=moved_bytes,
             tensor_ns=tensor_ns,
             memory_ns=moved_bytes / bytes_per_ns,
-            fixed_ns=self._of_dtype(work, self.fixed_ns, self.fp8_fixed_ns),
+            fixed_ns=self.fixed_ns,
         )
-
-    def _of_dtype(self, work: Gemm, value: float, fp8_value: float | None) -> float:
-        return fp8_value if work.dtype == "fp8" and fp8_value is not None else value
 
     def _sm_flops_per_ns(self, work: Gemm) -> float:
         """Rate of one SM at a tile of 256 x 128 and large K."""
-        efficiency = self._of_dtype(work, self.efficiency, self.fp8_efficiency)
-        rate = efficiency * peak_flops_per_ns(self.gpu, work.dtype) / self.gpu.sms
+        rate = self.efficiency * peak_flops_per_ns(self.gpu, work.dtype) / self.gpu.sms
         if work.accumulate:
             rate *= self.accumulate_rate
         return rate / self.misaligned_slowdown if is_misaligned(work) else rate
@@ -125,6 +116,11 @@ class GemmForm:
         if split > 1:
             ns += SPLIT_BYTES_PER_OUTPUT * split * work.batch * work.m * work.n / bytes_per_ns
         return ns
+
+
+def gemm_root(figures: Figures, dtype: str) -> str:
+    """Prefix of the figures for products of `dtype`."""
+    return "gemm.fp8" if dtype == "fp8" and "gemm.fp8.efficiency" in figures else "gemm"
 
 
 def is_misaligned(work: Gemm) -> bool:

@@ -161,7 +161,7 @@ class CostModel:
     def _time(self, work: Gemm | Attention | Memory) -> GemmTime | AttentionTime | MemoryTime:
         figures = self.profile.figures
         if isinstance(work, Gemm):
-            return GemmForm.of(figures, self.gpu).time(work)
+            return GemmForm.of(figures, self.gpu, work.dtype).time(work)
         if isinstance(work, Attention):
             return AttentionForm.of(figures, self.gpu, work).time(work)
         return MemoryForm.of(figures, self.gpu, work.family).time(work)
@@ -172,5 +172,5 @@ class CostModel:
         if isinstance(work, Gemm):
             return "gemm", ("gemm.",)
         if isinstance(work, Attention):
-            return "attention", (f"attention.{work.generation}.", "gemm.bandwidth_efficiency")
+            return "attention", (f"attention.{work.generation}.",)
         return f"memory: {work.family}", (f"memory.{work.family}.",)

@@ -2,8 +2,8 @@
 
 A file may say `like: <profile>`: it then carries over that profile's figures, labelled scaled, under its own.
 `scaled_by: {gpu_link: x, host_link: y}` beside it states the ratio of the datasheets' link bandwidths: bandwidths of
-collectives and sends inside a node are multiplied by x, those of host copies by y. A GPU without a file gets the
-figures of the nearest generation (`assumed_profile`). The files are written by `calibration.fit`.
+collectives and sends inside a node are multiplied by x, those of host copies by y; `like_sigma` the uncertainty that
+carrying over adds. A GPU without a file gets the figures of the nearest generation (`assumed_profile`). The files are written by `calibration.fit`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, cast
 
 from ruamel.yaml import YAML
 
-from sim.cost.figures import LABELS, CostError, Figure, Figures, Label, carry, unknown
+from sim.cost.figures import CARRIED_SIGMA, LABELS, CostError, Figure, Figures, Label, carry, unknown
 from sim.cost.gpu import Gpu, fabric_bytes_per_s, tensor_peak_flops_per_ns
 
 EVIDENCE = ("label", "source", "error", "sigma")
-HEADER = ("description", "gpus", "like", "scaled_by")
+HEADER = ("description", "gpus", "like", "like_sigma", "scaled_by")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 GIVEN_SIGMA = 0.04
@@ -56,7 +56,8 @@ def load_profile(name: str) -> Profile:
     if "like" in document:
         base, ratio = load_profile(document["like"]), document.get("scaled_by", {})
         links = scaled_links(base, ratio.get("gpu_link", 1), ratio.get("host_link", 1))
-        figures = base.figures.overlaid(name, {**links, **own}, was=base.name)
+        added = float(document.get("like_sigma", CARRIED_SIGMA))
+        figures = base.figures.overlaid(name, {**links, **own}, was=base.name, added_sigma=added)
     return Profile(name, document["description"], tuple(document["gpus"]), figures)
 
 

@@ -12,28 +12,30 @@ from math import hypot
 from sim.cost.attention import AttentionTime, attention_root
 from sim.cost.collective import CollectiveCost, Placement, figure_names
 from sim.cost.figures import Figures
-from sim.cost.gemm import GemmTime, is_misaligned
+from sim.cost.gemm import GemmTime, gemm_root, is_misaligned
 from sim.cost.memory import MemoryTime
 from sim.program.kernels import Attention, Collective, Gemm, Memory
 
 
 def gemm_sigma(figures: Figures, work: Gemm, time: GemmTime) -> float:
     """Relative sigma of a matrix product's time."""
-    fp8 = work.dtype == "fp8"
-    rate = "gemm.fp8_efficiency" if fp8 and "gemm.fp8_efficiency" in figures else "gemm.efficiency"
-    bound = figures.sigma(rate if time.bound == "tensor cores" else "gemm.bandwidth_efficiency")
+    root = gemm_root(figures, work.dtype)
+    rate = "efficiency" if time.bound == "tensor cores" else "bandwidth_efficiency"
+    bound = figures.sigma(f"{root}.{rate}")
     if is_misaligned(work) and time.bound == "tensor cores":
         bound = hypot(bound, figures.sigma("gemm.misaligned_slowdown"))
-    return _weighted(time.total_ns, time.fixed_ns, figures.sigma("gemm.fixed_us"), bound)
+    return _weighted(time.total_ns, time.fixed_ns, figures.sigma(f"{root}.fixed_us"), bound)
 
 
 def attention_sigma(figures: Figures, work: Attention, time: AttentionTime) -> float:
     """Relative sigma of a fused attention kernel's time."""
     root, head_dim = attention_root(figures, work)
-    bound = figures.sigma("gemm.bandwidth_efficiency" if time.bound == "memory" else f"{root}.d{head_dim}.efficiency")
+    own = f"{root}.d{head_dim}"
+    rate = figures.sigma(f"{own}.efficiency")
     if work.backward:
-        bound = hypot(bound, figures.sigma(f"{root}.backward_rate_ratio"))
-    return _weighted(time.total_ns, time.fixed_ns, figures.sigma(f"{root}.fixed_us"), bound)
+        rate = hypot(rate, figures.sigma(f"{root}.backward_rate_ratio"))
+    memory, fixed = figures.sigma(f"{own}.bandwidth_efficiency"), figures.sigma(f"{own}.fixed_us")
+    return hypot(time.tensor_ns * rate, time.memory_ns * memory, time.fixed_ns * fixed) / time.total_ns
 
 
 def memory_sigma(figures: Figures, work: Memory, time: MemoryTime) -> float:
