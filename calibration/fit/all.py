@@ -1,6 +1,6 @@
 """All families: fit, apply the rules, write sim/cost/profiles and docs/profiles.md.
 
-    python -m calibration.fit.all [FOLDER] [--plots FOLDER]
+python -m calibration.fit.all [FOLDER] [--plots FOLDER]
 """
 
 from __future__ import annotations

@@ -250,7 +250,9 @@ def _score_simumax(folder: Path, result: FamilyFit, prefill: Prefill) -> None:
     form = form_of("b200-sxm-180gb", prefill["b200-sxm", 128])
     for name, work, us in _simumax_rows(folder, "b200_sxm"):
         errors = Errors.of(attention_ns(form, work, name == "backward") / 1e3, us)
-        result.rows.append(Row("attention", "b200-sxm", f"SimuMax {name}, d128, prefill figures", "other source", errors))
+        result.rows.append(
+            Row("attention", "b200-sxm", f"SimuMax {name}, d128, prefill figures", "other source", errors)
+        )
 
 
 def chart_ratio(folder: Path, implementation: str) -> float:
@@ -274,7 +276,9 @@ def _backward_ratio(folder: Path, result: FamilyFit) -> None:
     sigma = spread(list(ratios.values()), BACKWARD_RATE_RATIO)
     source = "rate of backward over forward: " + ", ".join(f"{name} {value:.2f}" for name, value in ratios.items())
     shared = Figure(BACKWARD_RATE_RATIO, "published", source, sigma=sigma)
-    flagged = Figure(BACKWARD_RATE_RATIO, "assumed", "no backward of this kernel measured; as FlashAttention-2", sigma=0.1)
+    flagged = Figure(
+        BACKWARD_RATE_RATIO, "assumed", "no backward of this kernel measured; as FlashAttention-2", sigma=0.1
+    )
     for profile in ("a100-sxm-80", "h100-sxm", "l40s"):
         result.ship(profile, {"attention.flash2.backward_rate_ratio": shared})
     for profile in ("a100-sxm-80", "h100-sxm"):

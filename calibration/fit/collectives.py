@@ -31,7 +31,12 @@ CARDS = {
 """Profile: name in the file; COSTS.md 5 on all sizes and on wire bytes of 4 MB or more."""
 NOT_SHIPPED = ("l40s",)
 """One machine at 1.2-1.7 GB/s, suspiciously low (COSTS.md 5): scored only."""
-KINDS = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce", "alltoall": "all_to_all"}
+KINDS = {
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "alltoall": "all_to_all",
+}
 SCORED = ("all_gather", "reduce_scatter", "all_reduce")
 LARGE_BYTES = 4 << 20
 LARGE_WEIGHT = 2.0
@@ -82,13 +87,22 @@ def _fit_card(result: FamilyFit, profile: str, rows: pd.DataFrame) -> None:
             ratio = table["max"] / table["min"]
             versions = part.nccl.nunique()
             sigma = max(LEAST_SIGMA, round(float(np.log(ratio[wire >= LARGE_BYTES]).median()) / 2, 2))
-            _ship(result, profile, (kind, ranks, versions), whole, f"{errors} held out", sigma if versions > 1 else ONE_VERSION_SIGMA)
+            _ship(
+                result,
+                profile,
+                (kind, ranks, versions),
+                whole,
+                f"{errors} held out",
+                sigma if versions > 1 else ONE_VERSION_SIGMA,
+            )
     wire, us, predicted = (np.concatenate(columns) for columns in zip(*held))
     large = wire >= LARGE_BYTES
     what = "all-gather, reduce-scatter, all-reduce, every other size"
     result.rows.append(Row("collectives", profile, what, "held out", Errors.of(predicted, us), costs))
     errors = Errors.of(predicted[large], us[large])
-    result.rows.append(Row("collectives", profile, "the same, 4 MB or more on the wire", "held out", errors, large_costs))
+    result.rows.append(
+        Row("collectives", profile, "the same, 4 MB or more on the wire", "held out", errors, large_costs)
+    )
     result.clouds.append(Cloud(f"{profile} NCCL, sizes not fitted", wire, us, predicted, "bytes on the wire"))
 
 
@@ -128,7 +142,9 @@ def _score_all_reduce(result: FamilyFit, profile: str, rows: pd.DataFrame) -> No
     """All-reduces of one node in Vidur, 1 to 64 MB, against the figures fitted above."""
     figures = result.figures[profile]
     for ranks in (2, 4, 8):
-        part = rows[(rows.op == "all_reduce") & (rows.n == ranks) & (rows.dev_per_node == ranks) & (rows.bytes >= 1 << 20)]
+        part = rows[
+            (rows.op == "all_reduce") & (rows.n == ranks) & (rows.dev_per_node == ranks) & (rows.bytes >= 1 << 20)
+        ]
         if part.empty:
             continue
         root = f"collective.all_reduce.n{ranks}"

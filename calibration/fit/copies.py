@@ -1,6 +1,6 @@
 """Copies between GPU and host: t = t0 + bytes / B from the few sizes published.
 
-    python -m calibration.fit.copies [FOLDER] [--plots FOLDER]
+python -m calibration.fit.copies [FOLDER] [--plots FOLDER]
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _fit_sizes(result: FamilyFit, rows: pd.DataFrame, direction: str) -> float:
     us = size / part.gbps.to_numpy(float) / 1e3
     found = fit(lambda fixed_us, gb_per_s: predict_us(size, fixed_us, gb_per_s), us, BOUNDS)
     predicted = predict_us(size, **found)
-    what = f"A100 PCIe 4 {direction}: {significant(found['gb_per_s']):g} GB/s + {significant(found['fixed_us'], 2):g} us"
+    what = (
+        f"A100 PCIe 4 {direction}: {significant(found['gb_per_s']):g} GB/s + {significant(found['fixed_us'], 2):g} us"
+    )
     result.rows.append(Row("copies", "a100-sxm-80", what, "in sample", Errors.of(predicted, us), "not fitted"))
     result.clouds.append(Cloud(f"A100 PCIe 4 {direction}", size, us, predicted, "bytes"))
     return found["fixed_us"]

@@ -1,6 +1,6 @@
 """Fit of the GEMM form: E, c, K0, t0 and eta per GPU from one source, and the rate shipped, which weighs all.
 
-    python -m calibration.fit.gemm [FOLDER] [--plots FOLDER]
+python -m calibration.fit.gemm [FOLDER] [--plots FOLDER]
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def _fit_source(folder: Path, source: Source, result: FamilyFit) -> GemmForm:
     half = fit(partial(predict_us, source.gpu, work.where(~out)), us[~out], BOUNDS, weights[~out])
     predicted = predict_us(source.gpu, work, **half)
     costs = predict_us(source.gpu, work, **dict(zip(BOUNDS, source.costs_parameters)))
-    for what, part, known in (("M >= 1024, N, K >= 512", out & region, source.costs[0]), ("all >= 64", out, source.costs[1])):
+    for what, part, known in (
+        ("M >= 1024, N, K >= 512", out & region, source.costs[0]),
+        ("all >= 64", out, source.costs[1]),
+    ):
         same = Errors.of(costs[part], us[part])
         errors = Errors.of(predicted[part], us[part])
         text = f"{known}; its parameters on these points {same}"
@@ -210,7 +213,9 @@ def _fit_gh200(folder: Path, h100: GemmForm, result: FamilyFit) -> float:
     known = "3.8/11.7 forward, 5.9/19.8 backward (H100's figures, one scale each)"
     result.rows.append(Row("gemm", "gh200", "ett linears forward and backward, E only", "held out", errors, known))
     whole = fit(partial(predict, rows=np.ones(len(us), bool)), us, bounds)
-    rate = Figure(significant(whole["efficiency"]), "published", "ett, linears of transformers, fp16", f"{errors} held out")
+    rate = Figure(
+        significant(whole["efficiency"]), "published", "ett, linears of transformers, fp16", f"{errors} held out"
+    )
     result.ship("gh200", {f"{SINGLE_SOURCE}gemm.efficiency": rate})
     return rate.value
 
@@ -245,7 +250,14 @@ def _score_b200(folder: Path, form: GemmForm, result: FamilyFit) -> float:
     rows = simumax(folder, "b200_sxm", accumulate=False)
     errors = Errors.of(gemm_ns(form, Products.of(rows)) / 1e3, rows.us)
     result.rows.append(
-        Row("gemm", "b200-sxm", "SimuMax forward and dgrad", "other source", errors, "22.8/29.6 and 22.6/31.0, 0.24 file")
+        Row(
+            "gemm",
+            "b200-sxm",
+            "SimuMax forward and dgrad",
+            "other source",
+            errors,
+            "22.8/29.6 and 22.6/31.0, 0.24 file",
+        )
     )
     rate = form.efficiency / errors.scale
     _accumulate(folder, result, "b200-sxm", "b200_sxm", replace(form, efficiency=rate))

@@ -74,7 +74,11 @@ FAMILIES = {
 LIKE = {"reduce": "elementwise", "fill": "copy", "cross_entropy": "softmax"}
 """Families that nobody measured, and the family that each is taken to be like."""
 VIDUR = {"add": "residual add", "emb": "embedding forward", "input_layernorm": "LayerNorm forward"}
-VIDUR_COSTS = {("add", "a100"): "eta .89", ("add", "h100"): "eta 1.04", ("input_layernorm", "a100"): "eta .35 (RMSNorm)"}
+VIDUR_COSTS = {
+    ("add", "a100"): "eta .89",
+    ("add", "h100"): "eta 1.04",
+    ("input_layernorm", "a100"): "eta .35 (RMSNorm)",
+}
 
 
 def predict_us(gpu: str, size_bytes: Floats, eta: float, fixed_us: float) -> Floats:
@@ -104,9 +108,7 @@ Found = tuple[float, float, Errors]
 """Eta, t0 in us, held-out errors."""
 
 
-def _fit_op(
-    result: FamilyFit, card: tuple[str, str], title: str, size: Floats, times: pd.Series, costs: str
-) -> Found:
+def _fit_op(result: FamilyFit, card: tuple[str, str], title: str, size: Floats, times: pd.Series, costs: str) -> Found:
     profile, gpu = card
     us, out = times.to_numpy(float), held_out(len(times))
     half = fit(partial(predict_us, gpu, size[~out]), us[~out], BOUNDS)
@@ -142,7 +144,7 @@ def _ship(result: FamilyFit, profile: str, found: dict[str, Found], others: dict
         sigma = spread(opinions, eta, 0.05) if len(opinions) > 1 else SINGLE_OP_SIGMA
         source = f"ett, {', '.join(f'{op} {found[op][0]:g}' for op in ops)}"
         if len(opinions) > len(etas):
-            source += f"; Vidur {', '.join(f'{o:g}' for o in opinions[len(etas):])}"
+            source += f"; Vidur {', '.join(f'{o:g}' for o in opinions[len(etas) :])}"
         error = " and ".join(str(found[op][2]) for op in ops[:2]) + " held out"
         t0 = float(np.median([found[op][1] for op in ops]))
         fixed_us = significant(min(max(t0, KERNEL_FLOOR_US[profile]), LONGEST_FIXED_US), 2)

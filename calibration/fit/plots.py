@@ -17,7 +17,7 @@ from calibration.fit.evidence import Cloud, Errors, FamilyFit
 
 COLUMNS, PANEL_INCHES = 4, (3.6, 2.9)
 BAND = 0.1
-MOST_POINTS = 1500
+MOST_POINTS, FEW_POINTS = 900, 100
 
 
 def draw(result: FamilyFit, folder: Path) -> Path | None:
@@ -37,7 +37,7 @@ def draw(result: FamilyFit, folder: Path) -> Path | None:
         axis.set_ylabel("measured / predicted", fontsize=8)
     figure.suptitle(f"{result.family}: measured over predicted time; band ±{BAND:.0%}", fontsize=10)
     path = folder / f"{result.family}.png"
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=70)
     plt.close(figure)
     return path
 
@@ -48,8 +48,10 @@ def _panel(axis: Axes, cloud: Cloud) -> None:
     step = max(1, len(ratio) // MOST_POINTS)
     axis.axhspan(1 - BAND, 1 + BAND, color="0.9", zorder=0)
     axis.axhline(1, color="0.5", linewidth=0.8, zorder=1)
-    axis.scatter(cloud.size[::step], ratio[::step], s=5, alpha=0.35, color="tab:blue", linewidths=0, zorder=2)
-    if len(ratio) >= 100:
+    few = len(ratio) < FEW_POINTS
+    look = {"s": 18, "alpha": 0.7} if few else {"s": 5, "alpha": 0.35}
+    axis.scatter(cloud.size[::step], ratio[::step], color="tab:blue", linewidths=0, zorder=2, **look)
+    if not few:
         axis.plot(*_running_median(np.asarray(cloud.size), ratio), color="tab:red", linewidth=1.2, zorder=3)
     axis.set(xscale="log", yscale="log", ylim=(0.4, 2.5))
     axis.set_yticks([0.5, 0.7, 1, 1.4, 2], labels=["0.5", "0.7", "1", "1.4", "2"])

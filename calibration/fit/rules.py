@@ -71,7 +71,9 @@ def accumulating(folder: Path, fitted: Figures) -> Figures:
     middle = significant((a100 + b200) / 2)
     return {
         "a100-sxm-80": {name: Figure(a100, "scaled", "as A100 PCIe (SimuMax)", sigma=0.03)},
-        "h100-sxm": {name: Figure(middle, "scaled", f"between A100 PCIe {a100:g} and B200 {b200:g} (SimuMax)", sigma=0.03)},
+        "h100-sxm": {
+            name: Figure(middle, "scaled", f"between A100 PCIe {a100:g} and B200 {b200:g} (SimuMax)", sigma=0.03)
+        },
     }
 
 

@@ -29,9 +29,7 @@ def fit(
     def residuals(logs: Floats) -> Floats:
         return np.asarray(np.log(predict(**dict(zip(bounds, np.exp(logs)))) / measured) * roots)
 
-    found = least_squares(
-        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER_SCALE, diff_step=1e-4
-    )
+    found = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER_SCALE, diff_step=1e-4)
     return dict(zip(bounds, np.exp(found.x).tolist()))
 
 

@@ -81,9 +81,7 @@ class Figures:
         start = prefix + "."
         return list(dict.fromkeys(n[len(start) :].split(".")[0] for n in self.by_name if n.startswith(start)))
 
-    def overlaid(
-        self, owner: str, own: Mapping[str, Figure], was: str, added_sigma: float = CARRIED_SIGMA
-    ) -> Figures:
+    def overlaid(self, owner: str, own: Mapping[str, Figure], was: str, added_sigma: float = CARRIED_SIGMA) -> Figures:
         """These figures carried over from `was` to another GPU, with that one's `own` on top.
 
         Figures of a single source stay behind: they are evidence about the GPU that was measured.
