@@ -27,8 +27,8 @@ class Heads:
     def of(cls, rows: pd.DataFrame) -> Heads:
         """From columns b, s, h, hkv, d and causal; 16 bit."""
         size = 2.0 * rows.b * rows.s * rows.d * (2 * rows.h + 2 * rows.hkv)
-        columns = (rows.b * rows.h, rows.s, rows.d)
-        return cls(*(np.asarray(c, float) for c in columns), np.asarray(rows.causal, bool), np.asarray(size, float))
+        heads, length, head_dim = (np.asarray(c, float) for c in (rows.b * rows.h, rows.s, rows.d))
+        return cls(heads, length, head_dim, np.asarray(rows.causal, bool), np.asarray(size, float))
 
     def where(self, mask: Mask) -> Heads:
         return replace(
@@ -53,7 +53,9 @@ def attention_ns(form: AttentionForm, work: Heads, backward: bool = False) -> Fl
     masked = tiles * work.length - triangle
     keys = triangle + np.where(work.causal, form.masked_share, 1.0) * masked
     work_ns = work.heads * keys * ns_per_key / form.gpu.sms
-    longest_ns = work.length * ns_per_key
+    first = np.minimum(TILE_ROWS, work.length)  # the longest tile where masked keys cost more than visible ones
+    longest = np.where(work.causal, first + form.masked_share * (work.length - first), 0.0)
+    longest_ns = np.maximum(work.length, longest) * ns_per_key
     tensor_ns = np.maximum(work_ns, longest_ns) + form.tail_share * np.minimum(work_ns, longest_ns)
     bytes_per_ns = form.bandwidth_efficiency * form.gpu.memory_bandwidth_bytes_per_s / 1e9
     return np.asarray(form.fixed_ns + tensor_ns + work.bytes * (2 if backward else 1) / bytes_per_ns)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -71,7 +72,8 @@ def fit_collectives(folder: Path) -> FamilyFit:
 def _fit_card(result: FamilyFit, profile: str, rows: pd.DataFrame) -> None:
     _, costs, large_costs = CARDS[profile]
     held: list[tuple[Floats, Floats, Floats]] = []
-    for (op, ranks), part in rows.groupby(["op", "n"]):
+    for group, part in rows.groupby(["op", "n"]):
+        op, ranks = cast("tuple[str, int]", group)
         kind = KINDS[op]
         table = part.groupby("bytes").us.agg(["median", "min", "max"]).reset_index()
         wire = np.array([wire_bytes(kind, size, ranks) for size in table.bytes])
@@ -84,9 +86,9 @@ def _fit_card(result: FamilyFit, profile: str, rows: pd.DataFrame) -> None:
         whole = _two_protocols(wire, us)
         if profile not in NOT_SHIPPED:
             errors = Errors.of(predicted, us[out])
-            ratio = table["max"] / table["min"]
+            ratio = np.asarray(table["max"] / table["min"], float)
             versions = part.nccl.nunique()
-            sigma = max(LEAST_SIGMA, round(float(np.log(ratio[wire >= LARGE_BYTES]).median()) / 2, 2))
+            sigma = max(LEAST_SIGMA, round(float(np.median(np.log(ratio[wire >= LARGE_BYTES]))) / 2, 2))
             _ship(
                 result,
                 profile,

@@ -43,7 +43,7 @@ def fit_copies(folder: Path) -> FamilyFit:
         for direction, name in NAMES.items():
             part = mine[mine.direction == direction]
             if len(part):
-                large = part.loc[part.bytes.fillna(np.inf).idxmax()]
+                large = part.iloc[int(part.bytes.fillna(np.inf).argmax())]
                 figure = Figure(float(large.gbps), "published", f"{link}, pinned, large ({source})", sigma=SIGMA)
                 result.ship(profile, {f"copy.{name}_gb_per_s": figure})
     other = result.figures["h100-sxm"]["copy.host_to_device_gb_per_s"].value

@@ -51,13 +51,47 @@ class Source:
 
 
 SOURCES = (
-    Source("a100-sxm-80", "a100_sxm", "a100-sxm-80gb", "vLLM 0.14", ("4.7/12.9", "6.6/18.9"), (0.907, 20.9, 203, 3.4, 0.63)),
-    Source("h100-sxm", "h100_sxm", "h100-sxm-80gb", "vLLM 0.24", ("4.3/12.6", "6.1/19.9"), (0.875, 1, 187, 2.6, 0.8), "8-9/22-25"),
-    Source("h200-sxm", "h200_sxm", "h200-sxm-141gb", "vLLM 0.22, power sampled", ("3.5/12.1", "5.4/19.4"), (0.737, 0.36, 133, 2.5, 0.73)),
-    Source("b200-sxm", "b200_sxm", "b200-sxm-180gb", "vLLM 0.22, power sampled", ("6.5/16.8", "8.6/25.8"), (0.659, 1.5, 104, 2.1, 0.7)),
-    Source("gb200", "gb200", "gb200-186gb", "vLLM 0.22, power sampled", ("8.2/19.2", "9.5/26.5"), (0.634, 0.1, 130, 2.1, 0.69), "8-9/22-25"),
-    Source("l40s", "l40s", "l40s-48gb", "vLLM 0.24", ("8.7/20.3", "10.5/40.6"), (0.708, 5.6, 184, 0.9, 0.8), "8-9/22-25"),
-)  # fmt: skip
+    Source(
+        "a100-sxm-80", "a100_sxm", "a100-sxm-80gb", "vLLM 0.14", ("4.7/12.9", "6.6/18.9"), (0.907, 20.9, 203, 3.4, 0.63)
+    ),
+    Source(
+        "h100-sxm",
+        "h100_sxm",
+        "h100-sxm-80gb",
+        "vLLM 0.24",
+        ("4.3/12.6", "6.1/19.9"),
+        (0.875, 1, 187, 2.6, 0.8),
+        "8-9/22-25",
+    ),
+    Source(
+        "h200-sxm",
+        "h200_sxm",
+        "h200-sxm-141gb",
+        "vLLM 0.22, power sampled",
+        ("3.5/12.1", "5.4/19.4"),
+        (0.737, 0.36, 133, 2.5, 0.73),
+    ),
+    Source(
+        "b200-sxm",
+        "b200_sxm",
+        "b200-sxm-180gb",
+        "vLLM 0.22, power sampled",
+        ("6.5/16.8", "8.6/25.8"),
+        (0.659, 1.5, 104, 2.1, 0.7),
+    ),
+    Source(
+        "gb200",
+        "gb200",
+        "gb200-186gb",
+        "vLLM 0.22, power sampled",
+        ("8.2/19.2", "9.5/26.5"),
+        (0.634, 0.1, 130, 2.1, 0.69),
+        "8-9/22-25",
+    ),
+    Source(
+        "l40s", "l40s", "l40s-48gb", "vLLM 0.24", ("8.7/20.3", "10.5/40.6"), (0.708, 5.6, 184, 0.9, 0.8), "8-9/22-25"
+    ),
+)
 
 TRANSFERS = (
     ("a100-sxm-80", "a100-sxm-80gb", "ett", "a100_sxm"),
@@ -65,7 +99,7 @@ TRANSFERS = (
     ("h100-sxm", "h100-sxm-80gb", "vidur", "h100"),
     ("h100-sxm", "gh200-96gb", "ett", "gh200"),
 )
-"""Sources that nothing is fitted to: profile whose single-source figures predict, the GPU that ran, reader, its name."""
+"""Sources that nothing is fitted to: profile whose single-source figures predict, GPU that ran, reader, its name."""
 TRANSFER_COSTS = {
     ("a100-sxm-80", "ett, linears forward"): "6.3/17.7",
     ("a100-sxm-80", "ett, linears backward"): "4.3/13.1",

@@ -36,7 +36,7 @@ class Timed:
 
 def padded_vocabulary(mp: pd.Series) -> pd.Series:
     multiple = VOCABULARY_MULTIPLE * mp
-    return np.ceil(VOCABULARY / multiple) * multiple
+    return pd.Series(np.ceil(VOCABULARY / multiple) * multiple)
 
 
 def aiconfigurator(folder: Path, gpu: str, dtype: str) -> pd.DataFrame:

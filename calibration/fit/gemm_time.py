@@ -29,8 +29,8 @@ class Products:
     def of(cls, rows: pd.DataFrame, dtype: str = "bf16", accumulate: bool = False) -> Products:
         """From columns m, n, k and perhaps batch."""
         batch = rows["batch"] if "batch" in rows else np.ones(len(rows))
-        columns = (np.asarray(c, float) for c in (rows["m"], rows["n"], rows["k"], batch))
-        return cls(*columns, dtype=dtype, accumulate=accumulate)
+        m, n, k, members = (np.asarray(c, float) for c in (rows["m"], rows["n"], rows["k"], batch))
+        return cls(m, n, k, members, dtype, accumulate)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Products:
         return replace(self, m=self.m[mask], n=self.n[mask], k=self.k[mask], batch=self.batch[mask])

@@ -18,7 +18,7 @@ import pandas as pd
 from calibration.fit.command import main
 from calibration.fit.evidence import Cloud, Errors, FamilyFit, Floats, Row, held_out, read, significant, spread
 from calibration.fit.solve import fit
-from sim.cost.figures import CARRIED_SIGMA, Figure
+from sim.cost.figures import CARRIED_SIGMA, Figure, Label
 from sim.hardware.catalogue import find_gpu
 
 BOUNDS = {"eta": (0.6, 0.05, 1.2), "fixed_us": (3.0, 0.01, 60.0)}
@@ -166,7 +166,7 @@ def _carry_to_h100(result: FamilyFit, embedding: Found) -> None:
     rows are erratic."""
     for name, figure in list(result.figures["gh200"].items()):
         sigma = round(float(np.hypot(figure.relative_sigma, CARRIED_SIGMA)), 2)
-        label = "assumed" if figure.label == "assumed" else "scaled"
+        label: Label = "assumed" if figure.label == "assumed" else "scaled"
         moved = Figure(figure.value, label, f"as GH200: {figure.source}", sigma=sigma)
         result.ship("h100-sxm", {name: moved})
     eta, _, errors = embedding

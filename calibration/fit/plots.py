@@ -49,8 +49,8 @@ def _panel(axis: Axes, cloud: Cloud) -> None:
     axis.axhspan(1 - BAND, 1 + BAND, color="0.9", zorder=0)
     axis.axhline(1, color="0.5", linewidth=0.8, zorder=1)
     few = len(ratio) < FEW_POINTS
-    look = {"s": 18, "alpha": 0.7} if few else {"s": 5, "alpha": 0.35}
-    axis.scatter(cloud.size[::step], ratio[::step], color="tab:blue", linewidths=0, zorder=2, **look)
+    size, alpha = (18, 0.7) if few else (5, 0.35)
+    axis.scatter(cloud.size[::step], ratio[::step], s=size, alpha=alpha, color="tab:blue", linewidths=0, zorder=2)
     if not few:
         axis.plot(*_running_median(np.asarray(cloud.size), ratio), color="tab:red", linewidth=1.2, zorder=3)
     axis.set(xscale="log", yscale="log", ylim=(0.4, 2.5))

@@ -1,4 +1,4 @@
-"""Writing profiles: YAML in a fixed order, each label and source said once per group, so that changes are reviewable."""
+"""Writing profiles: YAML in a fixed order, label and source said once per group, so that changes are reviewable."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SHIPPED = {
     "a100-sxm-80": ShippedRate(
         0.80,
         (0.79, 0.91),
-        "judged (COSTS.md 1.4): the file fitted is the fastest of four (245-284 TFLOP/s) and beats the largest rate found by search",
+        "judged (COSTS.md 1.4): the file fitted is the fastest of four (245-284 TFLOP/s), above what a search found",
         others=(0.907 * 245 / 284,),
     ),
     "a100-pcie": ShippedRate(0.765, (0.74, 0.81), "SimuMax (COSTS.md 1.4)"),
@@ -33,10 +33,10 @@ SHIPPED = {
     ),
     "gh200": ShippedRate(0.87, (0.84, 0.89), "one source, ett (COSTS.md 1.4)", least_sigma=0.08),
     "b200-sxm": ShippedRate(
-        0.60, (0.49, 0.75), "judged (COSTS.md 1.4): SimuMax .49, power sampled .66, another version .748", others=(0.748,)
+        0.60, (0.49, 0.75), "judged (COSTS.md 1.4): SimuMax .49, power sampled .66, other version .748", others=(0.748,)
     ),
-    "gb200": ShippedRate(0.63, (0.57, 0.73), "power sampled .634 (COSTS.md 1.4); versions differ by 30 %", least_sigma=0.15),
+    "gb200": ShippedRate(0.63, (0.57, 0.73), "power sampled .634 (COSTS.md 1.4); versions differ", least_sigma=0.15),
     "l40s": ShippedRate(
         0.65, (0.60, 0.71), "judged (COSTS.md 1.4): lowered, versions give 186-269 TFLOP/s", others=(0.708 * 186 / 269,)
     ),
-}  # fmt: skip
+}

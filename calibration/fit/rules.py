@@ -44,8 +44,8 @@ def power_limited(folder: Path, fitted: Figures) -> Figures:
     for profile, watts in POWER_LIMITS_W.items():
         value = rate * watts / POWER_SAMPLED_W * peak / peak_flops_per_ns(gpu_of(profile), "bf16")
         source = (
-            f"rule: {rate:g} at {POWER_SAMPLED_W} W (aiconfigurator H200, power sampled) x {watts} W; in proportion is the "
-            "least that a power limit leaves, maxima of other cards fall with its fourth root only; measure it"
+            f"rule: {rate:g} at {POWER_SAMPLED_W} W (aiconfigurator H200, power sampled) x {watts} W; in proportion is "
+            "the least that a power limit leaves, maxima of other cards fall with its fourth root; measure it"
         )
         figures[profile] = {"gemm.efficiency": Figure(significant(value), "scaled", source, sigma=POWER_SIGMA)}
     return figures
@@ -118,7 +118,7 @@ def flash2_on_blackwell(folder: Path, fitted: Figures) -> Figures:
 
 
 def amd(folder: Path, fitted: Figures) -> Figures:
-    """MI300X: the largest rate that a search found; MI250X the same fraction. Attention lower in the same proportion."""
+    """MI300X: the largest rate that a search found; MI250X the same fraction. Attention lower in proportion."""
     rows = read(folder, "mamf")
     row = rows[(rows.gpu == "MI300X") & (rows.dtype == "bf16")].iloc[0]
     rate = significant(row.max_achievable_tflops / peak_flops_per_ns(gpu_of("mi300x"), "bf16") * 1e3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -34,7 +34,7 @@ def fit(
 
 
 def best_fit(
-    predict: Callable[..., Floats], measured: Floats, starts: list[Bounds], weights: Floats | float = 1.0
+    predict: Callable[..., Floats], measured: Floats, starts: Sequence[Bounds], weights: Floats | float = 1.0
 ) -> dict[str, float]:
     """The best of fits from several starting points, for forms with more than one valley."""
     found = [fit(predict, measured, bounds, weights) for bounds in starts]

@@ -25,15 +25,16 @@ Forms that changed against COSTS.md, by held-out error: attention adds the bytes
 masked key; embeddings get a share of bandwidth of their own (.14-.18, not that of elementwise kernels).
 """
 
+PICTURED = ("gemm", "attention", "collectives")
+"""Families whose plot is kept in docs/img."""
+
 
 def as_markdown(rows: list[Row]) -> str:
     """One table."""
     lines = ["| profile | rows | kind | n | error | m/p | COSTS.md |", "|-|-|-|-|-|-|-|"]
     for row in rows:
-        errors = row.errors
-        lines.append(
-            f"| {row.profile} | {row.what} | {row.kind} | {errors.count} | {errors} | {errors.scale:.2f} | {row.costs} |"
-        )
+        e = row.errors
+        lines.append(f"| {row.profile} | {row.what} | {row.kind} | {e.count} | {e} | {e.scale:.2f} | {row.costs} |")
     return "\n".join(lines)
 
 
@@ -41,8 +42,11 @@ def page(results: list[FamilyFit]) -> str:
     """docs/profiles.md."""
     parts = [HEAD, "## Profiles\n\n" + _profiles()]
     for result in results:
-        if result.rows:
-            parts.append(f"## {result.family.capitalize()}\n\n{as_markdown(result.rows)}")
+        if not result.rows:
+            continue
+        parts.append(f"## {result.family.capitalize()}\n\n{as_markdown(result.rows)}")
+        if result.family in PICTURED:
+            parts.append(f"![{result.family}: measured over predicted time](img/{result.family}.png)")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

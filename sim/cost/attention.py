@@ -11,8 +11,8 @@ adding the bytes and a tail (tiles of a causal mask are uneven, the longest come
 GPU, and the fixed keys then fit to nothing (docs/profiles.md).
 
 Generations: triton (FlashAttention 1), flash2, flash3, cudnn, efficient (xFormers), math (attention written out in
-PyTorch, priced as one kernel; `masked_share`: it computes the masked half too, and pays for masking). Kernels pad a head dimension to
-the next multiple of 8, and charge what they compute.
+PyTorch, priced as one kernel; `masked_share`: it computes the masked half too, and pays for masking). Kernels pad a
+head dimension to the next multiple of 8, and charge what they compute.
 """
 
 from __future__ import annotations

@@ -127,16 +127,16 @@ def ask_copy(model: CostModel, size_bytes: int, direction: Direction, pinned: bo
 def _row(profile: Profile) -> ProfileRow:
     figures = profile.figures
     efficiency = figures["gemm.efficiency"]
-    own = f"{SINGLE_SOURCE}gemm.efficiency"
+    single = figures.by_name.get(f"{SINGLE_SOURCE}gemm.efficiency")
     peak = tensor_peak_flops_per_ns(find_gpu(profile.gpus[0])) * 1e9 if profile.gpus else None
-    counts = Counter(figure.label for _, figure in figures)
+    counts: Counter[str] = Counter(figure.label for _, figure in figures)
     return ProfileRow(
         name=profile.name,
         description=profile.description,
         gpus=profile.gpus,
         gemm_efficiency=efficiency,
         gemm_sigma=figures.sigma("gemm.efficiency"),
-        single_source_efficiency=figures[own] if own in figures else None,
+        single_source_efficiency=single.value if single else None,
         gemm_flops_per_s=None if peak is None else efficiency * peak,
         attention=tuple(figures.under("attention")),
         labels=tuple((label, counts[label]) for label in LABELS if counts[label]),

@@ -2,8 +2,9 @@
 
 A file may say `like: <profile>`: it then carries over that profile's figures, labelled scaled, under its own.
 `scaled_by: {gpu_link: x, host_link: y}` beside it states the ratio of the datasheets' link bandwidths: bandwidths of
-collectives and sends inside a node are multiplied by x, those of host copies by y; `like_sigma` the uncertainty that
-carrying over adds. A GPU without a file gets the figures of the nearest generation (`assumed_profile`). The files are written by `calibration.fit`.
+collectives and sends inside a node are multiplied by x, those of host copies by y; `like_sigma` is the uncertainty
+that carrying over adds. A GPU without a file gets the figures of the nearest generation (`assumed_profile`). The
+files are written by `calibration.fit`.
 """
 
 from __future__ import annotations
