@@ -249,10 +249,12 @@ def report(case: str, name: str, build: Callable[[], World], naive: bool) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=sorted(CASES))
+    parser.add_argument("cases", nargs="?", default="abde", help="letters of the cases to run")
     parser.add_argument("--naive", action="store_true", help="also play the naive reference")
     arguments = parser.parse_args()
-    for case in arguments.cases or "abde":
+    if unknown := set(arguments.cases) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(sorted(CASES))}")
+    for case in arguments.cases:
         for name, build in CASES[case]:
             report(case, name, build, arguments.naive)
 

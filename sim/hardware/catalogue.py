@@ -111,7 +111,7 @@ class Cluster:
         return dict(self.gpu.sources + self.sources)[figure]
 
 
-class UnknownGpu(KeyError):  # noqa: N818 (reads as what it is)
+class UnknownGpu(KeyError):
     """No GPU of that name or alias in the catalogue."""
 
 

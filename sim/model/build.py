@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from sim.model.config import ModelConfig
 from sim.model.gpt import Gpt
+from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
-from sim.model.module import Module
+from sim.model.megatron_gpt import MegatronGpt
+from sim.model.transformers_gpt2 import Gpt2LMHeadModel
+from sim.model.transformers_llama import LlamaForCausalLM
 
 
-def build_model(config: ModelConfig) -> Module:
+def build_model(config: ModelConfig) -> LanguageModel:
     """The network of `config`, its parameters without tensors. Raises ValueError for a combination nobody wrote."""
-    built = {
+    known: dict[tuple[str, str], type[LanguageModel]] = {
         ("llama", "torchtitan"): TitanLlama,
+        ("llama", "transformers"): LlamaForCausalLM,
         ("gpt", "nanogpt"): Gpt,
-    }.get((config.family, config.implementation))
+        ("gpt", "transformers"): Gpt2LMHeadModel,
+        ("gpt", "megatron"): MegatronGpt,
+    }
+    built = known.get((config.family, config.implementation))
     if built is None:
         raise ValueError(f"no {config.implementation} implementation of {config.family}")
     return built(config)

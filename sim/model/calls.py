@@ -9,7 +9,7 @@ argument tuple or a saved tensor holds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 Shape = tuple[int, ...]
@@ -20,11 +20,17 @@ class Interpreter(Protocol):
 
     rules: dict[str, Callable[..., Any]]
 
+    def run_repeated(self, module: Any, arguments: tuple[Any, ...]) -> Any:
+        """The forward of a module whose `repeat` is set."""
+
     def enter(self, path: str) -> int:
         """A module's forward begins; returns what `leave` needs."""
 
     def leave(self, token: int) -> None:
         """The module's forward ends, also by an exception."""
+
+    def computing_loss(self, logits: Tensor) -> AbstractContextManager[None]:
+        """What runs inside belongs to the loss, not to the network; so do the logits."""
 
 
 class _Active:
@@ -48,10 +54,18 @@ def active() -> Interpreter:
     return _Active.interpreter
 
 
-def call(name: str, *arguments: Any) -> Any:
-    """Execute one operator."""
+def call(name: str, *arguments: Any) -> Tensor:
+    """Execute one operator that gives one tensor."""
     interpreter = active()
-    return interpreter.rules[name](interpreter, *arguments)
+    result: Tensor = interpreter.rules[name](interpreter, *arguments)
+    return result
+
+
+def call_tuple(name: str, *arguments: Any) -> tuple[Tensor, ...]:
+    """Execute one operator that gives several tensors."""
+    interpreter = active()
+    results: tuple[Tensor, ...] = interpreter.rules[name](interpreter, *arguments)
+    return results
 
 
 class Tensor:
@@ -111,8 +125,7 @@ class Tensor:
 
     def split(self, size: int) -> tuple[Tensor, ...]:
         """Equal parts of `size` along the last dimension."""
-        result: tuple[Tensor, ...] = call("split", self, size)
-        return result
+        return call_tuple("split", self, size)
 
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
         """x[..., start:start+length, ...] along `dim`."""
@@ -127,6 +140,11 @@ class Tensor:
     def mean_last(self) -> Tensor:
         """x.mean(-1, keepdim=True)."""
         result: Tensor = call("mean_last", self)
+        return result
+
+    def mean(self) -> Tensor:
+        """Over all elements: a scalar."""
+        result: Tensor = call("mean", self)
         return result
 
     def rsqrt(self) -> Tensor:

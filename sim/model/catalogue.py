@@ -90,14 +90,14 @@ def build_model(
     faults = []
     if implementation is not None and implementation not in known:
         faults = [Fault("implementation", implementation, f"no such code for the {family} family;", known)]
-    implementation = known[0] if implementation is None or faults else implementation
-    values = {**IMPLEMENTATIONS[family, implementation], **shapes, **overrides}
+    code = next((code for code in known if code == implementation), known[0])
+    values = {**IMPLEMENTATIONS[family, code], **shapes, **overrides}
     values.setdefault("kv_heads", values["heads"])
     faults += check_shapes(values)
     if faults:
         raise ModelError(faults)
     values.setdefault("head_dim", values["hidden"] // values["heads"])
-    return ModelConfig(**{**values, "name": name, "implementation": implementation})
+    return ModelConfig(**{**values, "name": name, "implementation": code})
 
 
 def check_shapes(values: Fields) -> list[Fault]:
@@ -165,7 +165,7 @@ def read_huggingface_config(path: Path) -> Fields:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError([Fault("config", str(path), (error.strerror or "cannot be read").lower())]) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError([Fault("config", str(path), f"not a JSON file: {error}")]) from None
     model_type = data.get("model_type") if isinstance(data, dict) else None
     if model_type not in MODEL_TYPES:

@@ -50,6 +50,8 @@ class ModelConfig:
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool = False
     """The training loop still holds the logits during backward."""
+    frozen: tuple[str, ...] = ()
+    """Shell patterns of parameter names that need no gradient, e.g. "layers.[01].*"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,12 @@ def scale_by(x: Tensor, weight: Parameter, weight_first: bool = False) -> Tensor
     return result
 
 
+def add_bias(x: Tensor, bias: Parameter) -> Tensor:
+    """x + bias over the last dimension."""
+    result: Tensor = call("add", x, bias.tensor)
+    return result
+
+
 def silu(x: Tensor) -> Tensor:
     result: Tensor = call("silu", x)
     return result
@@ -90,9 +96,27 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return result
 
 
-def baddbmm_empty(a: Tensor, b: Tensor) -> Tensor:
-    """torch.baddbmm onto an uninitialized buffer with beta 0: the buffer is the result's shape and dies after."""
-    result: Tensor = call("baddbmm_empty", a, b)
+def scaled_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """torch.baddbmm with beta 0 and a scale alpha: [n, m, k] x [n, k, o] times the scale."""
+    result: Tensor = call("scaled_bmm", a, b)
+    return result
+
+
+def parallel_linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+    """Megatron's linear layer as one node of the graph: x [..., in] times weight [out, in] transposed, plus bias."""
+    result: Tensor = call("parallel_linear", x, weight.tensor, bias.tensor if bias is not None else None)
+    return result
+
+
+def causal_softmax(scores: Tensor) -> Tensor:
+    """Megatron's fused scale, causal mask and softmax over scores [n, S, S], in their dtype."""
+    result: Tensor = call("causal_softmax", scores)
+    return result
+
+
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Megatron's unfused loss, in fp32: negative log likelihood per token of logits [S, B, V] at targets [S, B]."""
+    result: Tensor = call("vocab_parallel_cross_entropy", logits, targets)
     return result
 
 
@@ -130,3 +154,26 @@ def empty(shape: Shape, dtype: str) -> Tensor:
     """An uninitialized tensor; also what a kernel without inputs fills (zeros, arange, ones)."""
     result: Tensor = call("empty", shape, dtype)
     return result
+
+
+def workspace(shape: Shape, dtype: str) -> Tensor:
+    """An uninitialized tensor that counts as workspace."""
+    result: Tensor = call("workspace", shape, dtype)
+    return result
+
+
+def compute(name: str, shape: Shape, dtype: str, *inputs: Tensor) -> Tensor:
+    """An operator on data that needs no gradient (ids, positions): one output, one kernel that reads `inputs`."""
+    result: Tensor = call("compute", name, shape, dtype, inputs)
+    return result
+
+
+def cumsum(x: Tensor) -> Tensor:
+    """bool or integer x.cumsum(-1), as int64."""
+    result: Tensor = call("cumsum", x)
+    return result
+
+
+def read_on_host() -> None:
+    """A value is read from the device (.item(), bool(tensor)): the host waits for all that was launched."""
+    call("read_on_host")

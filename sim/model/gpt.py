@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.model import functional as F
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
-from sim.model.llama import Embedding, Linear
+from sim.model.language_model import Embedding, LanguageModel, Linear
 from sim.model.module import Module, ModuleList, Parameter
 
 
@@ -44,11 +44,11 @@ class GptBlock(Module):
         return x
 
 
-class Gpt(Module):
+class Gpt(LanguageModel):
     """Token and position embeddings, blocks, final norm, head (tied or not)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.wte = Embedding(config.vocab, config.hidden)
         self.wpe = Embedding(config.max_positions, config.hidden)
         self.layers = ModuleList([GptBlock(config) for _ in range(config.layers)])
@@ -62,4 +62,4 @@ class Gpt(Module):
         x = self.wte(tokens) + self.wpe(F.empty((tokens.shape[1],), "int64"))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.lnf(x))  # type: ignore[no-any-return]
+        return self.head(self.lnf(x))

@@ -1,8 +1,6 @@
-"""Llama as torchtitan and transformers write it. B batch, S sequence, H hidden, A heads, K kv heads, D head dim, F ffn.
+"""Llama as torchtitan writes it. B batch, S sequence, H hidden, A heads, K kv heads, D head dim, F ffn.
 
-torchtitan keeps the RoPE cache as a buffer and hands it to every block; transformers computes cos and sin once per
-forward in the model's dtype. Both are pre-norm blocks with a SwiGLU; Qwen (biases on q, k, v; norms on q and k) and
-Mistral are the same code with other shapes.
+Pre-norm blocks with a SwiGLU; the RoPE cache is a buffer that every block receives.
 """
 
 from __future__ import annotations
@@ -12,24 +10,8 @@ from typing import Any
 from sim.model import functional as F
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
+from sim.model.language_model import Embedding, LanguageModel, Linear
 from sim.model.module import Module, ModuleList, Parameter
-
-
-class Linear(Module):
-    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
-        self.weight = Parameter(outputs, inputs)
-        self.bias = Parameter(outputs) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-class Embedding(Module):
-    def __init__(self, count: int, width: int) -> None:
-        self.weight = Parameter(count, width)
-
-    def forward(self, indices: Tensor) -> Tensor:
-        return F.embedding(indices, self.weight)
 
 
 class FusedRMSNorm(Module):
@@ -53,24 +35,8 @@ class ManualRMSNorm(Module):
         return F.scale_by((f * (f.square().mean_last() + 1e-5).rsqrt()).to(x.dtype), self.weight)
 
 
-class LlamaRMSNorm(Module):
-    """transformers: the same op by op, the local is rebound to the normalized tensor, weight comes first."""
-
-    def __init__(self, width: int) -> None:
-        self.weight = Parameter(width)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        dtype = hidden.dtype
-        hidden = hidden.float()
-        variance = hidden.square().mean_last()
-        hidden = hidden * (variance + 1e-6).rsqrt()
-        return F.scale_by(hidden.to(dtype), self.weight, weight_first=True)
-
-
 def make_norm(config: ModelConfig, width: int) -> Module:
-    if config.norm == "fused":
-        return FusedRMSNorm(width)
-    return LlamaRMSNorm(width) if config.implementation == "transformers" else ManualRMSNorm(width)
+    return FusedRMSNorm(width) if config.norm == "fused" else ManualRMSNorm(width)
 
 
 def rope_complex(x: Tensor, cache: Tensor) -> Tensor:
@@ -92,15 +58,6 @@ def rope_cos_sin(x: Tensor, cache: Tensor) -> Tensor:
     f = x.float()
     rotated = rotate_half(f)
     return (f * c.narrow(-1, 0, d) + rotated * c.narrow(-1, d, d)).to(x.dtype)
-
-
-def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """transformers: q, k [B, heads, S, D] in their own dtype; cos, sin [B, S, D]."""
-    cos = cos.unsqueeze(1)
-    sin = sin.unsqueeze(1)
-    q_embedded = (q * cos) + (rotate_half(q) * sin)
-    k_embedded = (k * cos) + (rotate_half(k) * sin)
-    return q_embedded, k_embedded
 
 
 def repeat_kv(x: Tensor, times: int) -> Tensor:
@@ -135,7 +92,7 @@ class TitanAttention(Module):
             k, v = (repeat_kv(z, c.heads // c.kv_heads) for z in (k, v))
         kernel = "math" if c.attention == "math" else "sdpa"
         y = F.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), kernel=kernel)
-        return self.wo(y.transpose(1, 2).contiguous().view(b, s, -1))  # type: ignore[no-any-return]
+        return self.wo(y.transpose(1, 2).contiguous().view(b, s, -1))
 
 
 class TitanFeedForward(Module):
@@ -144,7 +101,7 @@ class TitanFeedForward(Module):
         self.w1, self.w2, self.w3 = Linear(h, f), Linear(f, h), Linear(h, f)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class TitanBlock(Module):
@@ -159,11 +116,11 @@ class TitanBlock(Module):
         return h + self.feed_forward(self.ffn_norm(h))
 
 
-class TitanLlama(Module):
+class TitanLlama(LanguageModel):
     """`layers` may be replaced by wrappers; `run_layers` is how they are called (segments replace it)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.tok_embeddings = Embedding(config.vocab, config.hidden)
         self.layers = ModuleList([TitanBlock(config) for _ in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
@@ -184,8 +141,8 @@ class TitanLlama(Module):
             h = layer(h, self.rope)
         h = self.norm(h)
         if self.config.logits == "model_upcast":
-            return self.output(h).float()  # type: ignore[no-any-return]
-        return self.output(h)  # type: ignore[no-any-return]
+            return self.output(h).float()
+        return self.output(h)
 
 
 def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:

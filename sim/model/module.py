@@ -11,10 +11,11 @@ from sim.model.calls import Shape, Tensor, active
 class Parameter:
     """A parameter slot: its full shape, and the tensor that forward sees now (sharding replaces it)."""
 
-    __slots__ = ("shape", "tensor")
+    __slots__ = ("requires_grad", "shape", "tensor")
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
+        self.requires_grad = True
         self.tensor: Tensor | None = None
 
     @property
@@ -23,6 +24,17 @@ class Parameter:
         for size in self.shape:
             count *= size
         return count
+
+
+class Buffer:
+    """A tensor that moves with the module but is not trained, e.g. rotary frequencies; it keeps its dtype."""
+
+    __slots__ = ("dtype", "shape", "tensor")
+
+    def __init__(self, dtype: str, *shape: int) -> None:
+        self.dtype = dtype
+        self.shape: Shape = shape
+        self.tensor: Tensor | None = None
 
 
 class Hooks(Protocol):
@@ -38,8 +50,10 @@ class Module:
 
     hooks: Hooks | None = None
     path: str = ""
+    repeat: object | None = None
+    """Set by the interpreter's side for layers that are alike."""
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Tensor:
         # `given` lives until the module returns, as PyTorch's call frame does, even where a hook replaced arguments
         given = arguments
         interpreter = active()
@@ -47,7 +61,9 @@ class Module:
         try:
             if self.hooks is not None:
                 arguments = self.hooks.pre_forward(self, arguments)
-            output = self.forward(*arguments)
+            output: Tensor = (
+                self.forward(*arguments) if self.repeat is None else interpreter.run_repeated(self, arguments)
+            )
             if self.hooks is not None:
                 output = self.hooks.post_forward(self, output)
         finally:
@@ -81,6 +97,22 @@ class Module:
             yield prefix + name, parameter
         for name, child in self.children():
             yield from child._walk_parameters(f"{prefix}{name}.")
+
+    def named_tensors(self) -> Iterator[tuple[str, Parameter | Buffer]]:
+        """Parameters and buffers in the order of module.to(device): children, own parameters, own buffers."""
+        seen: set[int] = set()
+        for name, tensor in self._walk_tensors(""):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+
+    def _walk_tensors(self, prefix: str) -> Iterator[tuple[str, Parameter | Buffer]]:
+        for name, child in self.children():
+            yield from child._walk_tensors(f"{prefix}{name}.")
+        for kind in (Parameter, Buffer):
+            for name, value in vars(self).items():
+                if isinstance(value, kind):
+                    yield prefix + name, value
 
     def parameters(self) -> list[Parameter]:
         return [parameter for _, parameter in self.named_parameters()]

@@ -124,11 +124,11 @@ def gradient_edge(tensor: Tensor | None) -> Edge | None:
     return accumulator, 0
 
 
-def run_backward(tape: Tape, root: Node, gradient: Tensor) -> None:
-    """Walk the tape back from `root`, highest sequence number first."""
+def run_backward(tape: Tape, root: Any, gradients: Gradients) -> None:
+    """Walk the tape back from `root`, highest sequence number first. `gradients` is emptied when root has run."""
     missing = _count_consumers(root)
-    ready: list[tuple[int, int, Any, Gradients]] = [(-root.sequence, 0, root, [gradient])]
-    del gradient
+    ready: list[tuple[int, int, Any, Gradients]] = [(-root.sequence, 0, root, gradients)]
+    del gradients
     waiting: dict[Any, dict[int, Tensor]] = {}
     order = 0
     recorder = tape.recorder
@@ -161,11 +161,9 @@ def run_backward(tape: Tape, root: Node, gradient: Tensor) -> None:
                 del slots
         while results:
             results.pop(0)
-    while tape.final_callbacks:
-        tape.final_callbacks.pop(0)()
 
 
-def _count_consumers(root: Node) -> dict[Any, int]:
+def _count_consumers(root: Any) -> dict[Any, int]:
     """How many edges lead to each node that can be reached."""
     missing: dict[Any, int] = {}
     seen, todo = {root}, [root]

@@ -40,7 +40,12 @@ class _Frame:
     """One region's run: its function, its inputs (saved under the hooks active outside), what was packed inside."""
 
     def __init__(
-        self, tape: Tape, function: Callable[..., Any], inputs: tuple[Any, ...], selective: Selective | None, early_stop: bool
+        self,
+        tape: Tape,
+        function: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        selective: Selective | None,
+        early_stop: bool,
     ) -> None:
         self.function = function
         self.selective = selective
@@ -122,6 +127,8 @@ def _recompute(tape: Tape, frame: _Frame) -> None:
     finally:
         tape.hooks.pop()
         tape.selective = outer
+    if frame.selective is not None:
+        recorder.host("selective_policy", frame.selective.take_dispatched())
     recorder.base, recorder.where, recorder.default_owner = before
     del inputs
 
@@ -148,6 +155,8 @@ def checkpoint(
     finally:
         tape.hooks.pop()
         tape.selective = outer
+        if selective is not None:
+            tape.recorder.host("selective_policy", selective.take_dispatched())
 
 
 class CheckpointWrapper(Module):

@@ -11,14 +11,14 @@ from sim.runtime.tensor import Tensor
 NORM_CHUNK = 65_536  # elements per block of _foreach_norm
 
 
-def clip_grad_norm(tape: Tape, parameters: list[Tensor], sharded: bool) -> None:
-    """torch.nn.utils.clip_grad_norm_(foreach=True). `sharded`: gradients are DTensors, the norm is all-reduced."""
+def clip_grad_norm(tape: Tape, parameters: list[Tensor], shard_ranks: int) -> None:
+    """torch.nn.utils.clip_grad_norm_(foreach=True). Over several ranks gradients are DTensors, the norm is reduced."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return
     n, dtype, recorder = len(gradients), gradients[0].dtype, tape.recorder
     total_bytes = sum(g.bytes for g in gradients)
-    total = _total_norm(tape, gradients, n, dtype, sharded)
+    total = _total_norm(tape, gradients, n, dtype, shard_ranks)
     plus_eps, reciprocal = tape.empty((), dtype), tape.empty((), dtype)
     coefficient = tape.empty((), dtype)
     del plus_eps, reciprocal
@@ -28,7 +28,7 @@ def clip_grad_norm(tape: Tape, parameters: list[Tensor], sharded: bool) -> None:
     del total, coefficient, clamped
 
 
-def _total_norm(tape: Tape, gradients: list[Tensor], n: int, dtype: str, sharded: bool) -> Tensor:
+def _total_norm(tape: Tape, gradients: list[Tensor], n: int, dtype: str, shard_ranks: int) -> Tensor:
     recorder = tape.recorder
     chunks = max(scratch.ceil_div(g.elements, NORM_CHUNK) for g in gradients)
     partial = tape.empty((n, chunks), "fp32")
@@ -36,11 +36,11 @@ def _total_norm(tape: Tape, gradients: list[Tensor], n: int, dtype: str, sharded
     recorder.memory_bound("aten::_foreach_norm", "reduce", sum(g.bytes for g in gradients))
     del partial
     stacked = tape.pointwise("aten::stack", (n,), dtype, None, n * ITEM_BYTES[dtype])
-    if sharded:
+    if shard_ranks > 1:
         powers = tape.pointwise("aten::pow", (n,), dtype, None, stacked.bytes)
         reduced = tape.empty((n,), dtype)
         recorder.stream_waits_stream(ALL_REDUCE, COMPUTE)
-        recorder.collective(Collective("all_reduce", reduced.bytes, "fsdp", 0, dtype), ALL_REDUCE)
+        recorder.collective(Collective("all_reduce", reduced.bytes, "fsdp", shard_ranks, dtype), ALL_REDUCE)
         recorder.stream_waits_stream(COMPUTE, ALL_REDUCE)
         roots = tape.pointwise("aten::pow", (n,), dtype, None, reduced.bytes)
         del powers, reduced
@@ -64,6 +64,7 @@ class AdamW:
     def step(self) -> None:
         tape = self.tape
         stepped = [p for p in self.parameters if p.grad is not None]
+        tape.recorder.host("optimizer_loop", len(stepped))
         for p in stepped:
             if id(p) not in self.state:
                 self._create_state(p)

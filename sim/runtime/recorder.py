@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
-from sim.program.program import PATH_SHIFT, PHASE_SHIFT, Mark, Mem, Owner, Phase, Program, Row
+from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row
 
 
 class OutOfMemory(Exception):
@@ -39,6 +40,38 @@ _BACKWARD = Phase.BACKWARD << PHASE_SHIFT
 _LOSS_OWNER, _GRADIENT_OWNER = int(Owner.LOSS), int(Owner.ACTIVATION_GRADIENT)
 
 
+class Position(NamedTuple):
+    """A point in issue order: rows, memory events and allocations before it."""
+
+    rows: int
+    events: int
+    handles: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was issued between two positions, as arrays. `memory_row` counts from the first row of the recording."""
+
+    rows: Ints
+    row_where: Ints
+    memory_kind: Ints
+    memory_handle: Ints
+    memory_row: Ints
+    memory_where: Ints
+    bytes: list[int]
+    streams: list[int]
+    owners: list[int]
+
+    @property
+    def handles(self) -> int:
+        """Allocations made."""
+        return len(self.bytes)
+
+    def rebased(self, kind: Ints, first: tuple[int, ...]) -> Recording:
+        """Handles counted from `first[kind]` of each event."""
+        return replace(self, memory_handle=self.memory_handle - np.array(first, np.int64)[kind])
+
+
 class Recorder:
     """One rank's issue order. `where` is what every row and memory event issued now carries.
 
@@ -66,17 +99,26 @@ class Recorder:
         self._collectives: list[Collective] = []
         self._host_works: dict[HostWork, int] = {}
         self._paths: dict[str, int] = {"": 0}
+        self._path_names: list[str] = [""]
+        self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
+        self._rows_before = 0
+        self._events_before = 0
 
     # -- where -------------------------------------------------------------------------------------------------
     def at(self, phase: Phase, path: str) -> None:
         """Go to a phase and module path."""
-        number = self._paths.setdefault(path, len(self._paths))
-        self.base = self.where = phase << PHASE_SHIFT | number << PATH_SHIFT
+        self.base = self.where = phase << PHASE_SHIFT | self._path_number(path) << PATH_SHIFT
 
     def at_path(self, path: str) -> None:
         """Go to a module path of the present phase."""
-        number = self._paths.setdefault(path, len(self._paths))
-        self.base = self.where = self.base >> PHASE_SHIFT << PHASE_SHIFT | number << PATH_SHIFT
+        self.base = self.where = self.base >> PHASE_SHIFT << PHASE_SHIFT | self._path_number(path) << PATH_SHIFT
+
+    def _path_number(self, path: str) -> int:
+        number = self._paths.get(path)
+        if number is None:
+            number = self._paths[path] = len(self._path_names)
+            self._path_names.append(path)
+        return number
 
     def enter_backward(self, forward_base: int, operator: int) -> None:
         """Go to the backward of what was recorded at `forward_base`."""
@@ -101,7 +143,7 @@ class Recorder:
         self._streams.append(stream)
         self.owners.append(owner)
         self._memory.append(handle << 2)
-        self._memory_row.append(len(self._rows))
+        self._memory_row.append(self._rows_before + len(self._rows))
         self._memory_where.append(self.where)
         if handle == self.fail_at:
             raise OutOfMemory(handle, size_bytes)
@@ -109,8 +151,12 @@ class Recorder:
 
     def free(self, handle: int) -> None:
         self._memory.append(handle << 2 | 1)
-        self._memory_row.append(len(self._rows))
+        self._memory_row.append(self._rows_before + len(self._rows))
         self._memory_where.append(self.where)
+
+    def allocation(self, handle: int) -> tuple[int, int, int]:
+        """Bytes, stream and owner of an allocation."""
+        return self._bytes[handle], self._streams[handle], self.owners[handle]
 
     # -- rows --------------------------------------------------------------------------------------------------
     def _row(self, kind: Row, stream: int, argument: int) -> None:
@@ -128,7 +174,9 @@ class Recorder:
         self._row_where.append(self.where)
 
     def memory_bound(self, name: str, family: str, moved_bytes: int, stream: int = 0) -> None:
-        """Launch a kernel whose time is bytes over bandwidth."""
+        """Launch a kernel whose time is bytes over bandwidth. On tensors without elements nothing is launched."""
+        if not moved_bytes:
+            return
         key = (name, family, moved_bytes)
         number = self._kernels.get(key)
         if number is None:
@@ -182,12 +230,75 @@ class Recorder:
         self._row(Row.HOST, 0, number)
 
     def mark(self, name: str) -> None:
-        self.marks.append(Mark(name, len(self._rows), len(self._memory)))
+        position = self.position()
+        self.marks.append(Mark(name, position.rows, position.events))
+
+    # -- again -------------------------------------------------------------------------------------------------
+    def position(self) -> Position:
+        rows, events = self._rows_before + len(self._rows), self._events_before + len(self._memory)
+        return Position(rows, events, len(self._bytes))
+
+    def since(self, begin: Position) -> Recording:
+        """What was issued since `begin`; nothing may have been appended in between."""
+        row, event = begin.rows - self._rows_before, begin.events - self._events_before
+        memory = np.array(self._memory[event:], np.int64)
+        return Recording(
+            rows=np.array(self._rows[row:], np.int64),
+            row_where=np.array(self._row_where[row:], np.int64),
+            memory_kind=memory & 3,
+            memory_handle=memory >> 2,
+            memory_row=np.array(self._memory_row[event:], np.int64) - begin.rows,
+            memory_where=np.array(self._memory_where[event:], np.int64),
+            bytes=self._bytes[begin.handles :],
+            streams=self._streams[begin.handles :],
+            owners=self.owners[begin.handles :],
+        )
+
+    def append(
+        self, recording: Recording, first_handle: Ints, old_paths: tuple[str, ...], new_paths: tuple[str, ...]
+    ) -> None:
+        """Issue a recording again: `first_handle` per memory event; what is under an old path moves to the new one."""
+        self._close_chunk()
+        memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
+        row_where, memory_where = (
+            self._moved(where, old_paths, new_paths) for where in (recording.row_where, recording.memory_where)
+        )
+        self._chunks.append((recording.rows, row_where, memory, recording.memory_row + self._rows_before, memory_where))
+        self._rows_before += len(recording.rows)
+        self._events_before += len(memory)
+        self._bytes += recording.bytes
+        self._streams += recording.streams
+        self.owners += recording.owners
+
+    def _moved(self, where: Ints, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> Ints:
+        if old_paths == new_paths:
+            return where
+        numbers, index = np.unique(where >> PATH_SHIFT & PATH_MASK, return_inverse=True)
+        moved = []
+        for number in numbers.tolist():
+            name = self._path_names[number]
+            roots = ((old, new) for old, new in zip(old_paths, new_paths) if name == old or name.startswith(old + "."))
+            old, new = next(roots, ("", ""))
+            moved.append(self._path_number(new + name[len(old) :]))
+        return where & ~(PATH_MASK << PATH_SHIFT) | np.array(moved, np.int64)[index] << PATH_SHIFT
+
+    def _close_chunk(self) -> None:
+        if not self._rows and not self._memory:
+            return
+        lists = (self._rows, self._row_where, self._memory, self._memory_row, self._memory_where)
+        self._chunks.append(tuple(np.array(values, np.int64) for values in lists))
+        self._rows_before += len(self._rows)
+        self._events_before += len(self._memory)
+        for values in lists:
+            values.clear()
 
     # -- result ------------------------------------------------------------------------------------------------
     def program(self, **facts: Any) -> Program:
-        rows = np.array(self._rows, np.int64)
-        memory = np.array(self._memory, np.int64)
+        self._close_chunk()
+        empty: Ints = np.zeros(0, np.int64)
+        rows, row_where, memory, memory_row, memory_where = (
+            np.concatenate([empty, *columns]) for columns in (zip(*self._chunks) if self._chunks else [()] * 5)
+        )
         kind, handle = memory & 3, memory >> 2
         is_alloc = kind == Mem.ALLOC
         sizes, streams = np.array(self._bytes, np.int64), np.array(self._streams, np.int64)
@@ -195,18 +306,18 @@ class Recorder:
             kernels=self._kernel_table,
             collectives=self._collectives,
             host_works=list(self._host_works),
-            paths=list(self._paths),
+            paths=self._path_names,
             operators=Operators.names,
             row_kind=rows & 15,
             row_stream=rows >> 4 & 255,
             row_argument=rows >> 12,
-            row_where=np.array(self._row_where, np.int64),
+            row_where=row_where,
             mem_kind=kind,
             mem_handle=handle,
             mem_bytes=np.where(is_alloc, sizes[handle], 0) if len(memory) else sizes,
             mem_stream=streams[handle] if len(memory) else streams,
-            mem_row=np.array(self._memory_row, np.int64),
-            mem_where=np.array(self._memory_where, np.int64),
+            mem_row=memory_row,
+            mem_where=memory_where,
             owners=np.array(self.owners, np.int64),
             marks=self.marks,
             events=self.events,

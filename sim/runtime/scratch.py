@@ -69,10 +69,22 @@ def flash_splits(device: DeviceFacts, batch_heads: int, queries: int, keys: int,
     return next(k for k in sorted(efficiency) if efficiency[k] >= 0.85 * best)
 
 
+def norm_gradient_parts(device: DeviceFacts, rows: int, width: int) -> int:
+    """Partial rows of a normalization's weight gradient; 0 where one pass does it (layer_norm_kernel.cu)."""
+    if rows <= 65536 or width // 32 >= device.sms // 2:
+        return 0
+    return min(ceil_div(rows, 32), 32768 // ceil_div(width, 32))
+
+
 def efficient_backward_workspace(batch: int, heads: int, length: int, head_dim: int) -> int:
-    """Memory-efficient attention backward in fp32: a dq accumulator in blocks of 64 and a counter per block."""
-    block = 64
-    return batch * heads * (round_up(length, block) * head_dim * 4 + ceil_div(length, block) * 16)
+    """Memory-efficient attention backward in fp32 (kernel_backward.h, workspace_elements_gq).
+
+    dq is collected in tiles of `rows` queries by 64 columns in fp32, each with 16 bytes of lock and counter. Up to head
+    dimension 64 the kernel has 64 rows, above 128.
+    """
+    rows, columns = 64 if head_dim <= 64 else 128, 64
+    tiles = ceil_div(length, rows) * ceil_div(head_dim, columns)
+    return batch * heads * tiles * (rows * columns * 4 + 16)
 
 
 def cub_radix_sort(n: int, vocab: int) -> int:

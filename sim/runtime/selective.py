@@ -29,11 +29,14 @@ class Selective:
         self.saved = saved
         self.alternating = alternating
         self.recomputing = False
+        self.dispatched = 0
+        """Operators seen since `take_dispatched`: each costs the host Python time."""
         self._counts = [0, 0]  # alternating operators seen in forward, in the recomputation
         self._kept: dict[str, list[list[Tensor]]] = {}
 
     def dispatch(self, aten: str, kernel: Callable[[], Any]) -> Any:
         """Run a kernel, or answer it from what was kept."""
+        self.dispatched += 1
         if not self._keeps(aten):
             return kernel()
         if self.recomputing:
@@ -43,6 +46,11 @@ class Selective:
         several = result if isinstance(result, tuple) else (result,)
         self._kept.setdefault(aten, []).append([tensor.detach() for tensor in several])
         return result
+
+    def take_dispatched(self) -> int:
+        """Operators seen since the last call."""
+        count, self.dispatched = self.dispatched, 0
+        return count
 
     def _keeps(self, aten: str) -> bool:
         if aten in self.alternating:

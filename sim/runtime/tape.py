@@ -7,21 +7,24 @@ consulted at exactly two places: when a tensor is packed or unpacked, and at the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from sim.model.calls import Shape
+from sim.model.calls import Tensor as ModelTensor
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, OutOfMemory, Recorder
-from sim.runtime.strides import Strides
+from sim.runtime.replay import Template, run_layer
+from sim.runtime.strides import Strides, follow
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
+    from sim.model.module import Module
     from sim.runtime.ops.base import Op
     from sim.runtime.selective import Selective
 
@@ -31,8 +34,12 @@ class DeviceFacts:
     """What of the GPU decides buffer sizes."""
 
     sms: int = 132
-    threads_per_sm: int = 2048
     compute_capability: int = 90
+
+    @property
+    def threads_per_sm(self) -> int:
+        """Resident threads per multiprocessor (CUDA C++ Programming Guide, technical specifications)."""
+        return {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}.get(self.compute_capability, 2048)
 
     @property
     def blas_workspace_bytes(self) -> int:
@@ -59,7 +66,9 @@ class Tape:
         self.engine_running = False
         self._thread = "main"
         self._workspaces: dict[str, Storage] = {}
-        self._retain_owner = int(Owner.OTHER)
+        self.stamps = False
+        """Record layers that are alike once, and stamp them."""
+        self.templates: dict[Any, Template] = {}
 
     # -- modules -----------------------------------------------------------------------------------------------
     def enter(self, path: str) -> int:
@@ -71,17 +80,36 @@ class Tape:
     def leave(self, token: int) -> None:
         self.recorder.resume(token)
 
+    def run_repeated(self, module: Module, arguments: tuple[Any, ...]) -> Tensor:
+        return run_layer(self, module, arguments)
+
+    def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
+        Tensor.of(logits).storage.belongs_to(Owner.LOSS)
+        return self.phase(Phase.LOSS, Owner.LOSS, "loss")
+
     # -- operators ---------------------------------------------------------------------------------------------
-    def apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> Any:
-        """One autograd-visible operator: node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
+    def apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> Tensor:
+        """One autograd-visible operator with one output."""
+        output: Tensor = self._apply(op, inputs, attributes)
+        return output
+
+    def apply_tuple(self, op: type[Op], inputs: tuple[Tensor | None, ...], *attributes: Any) -> tuple[Tensor, ...]:
+        """One autograd-visible operator with several outputs."""
+        outputs: tuple[Tensor, ...] = self._apply(op, inputs, attributes)
+        return outputs
+
+    def _apply(self, op: type[Op], inputs: tuple[Tensor | None, ...], attributes: tuple[Any, ...]) -> Any:
+        """Node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
         recorder = self.recorder
         recorder.where = recorder.base | op.number
-        if not (self.grad_enabled and any(t is not None and t.requires_grad for t in inputs)):
+        if not (self.grad_enabled and _requires_grad(inputs)):
             return self._kernel(op, inputs, attributes)
         node = Node(self, op, inputs, attributes)
-        for tensor in op.saved_inputs(node, *inputs):
-            node.saved.append(SavedTensor(self, tensor))
+        if not op.saves_late:
+            node.saved = [SavedTensor(self, tensor) for tensor in op.saved_inputs(node, *inputs)]
         outputs = self._kernel(op, inputs, attributes)
+        if op.saves_late:
+            node.saved = [SavedTensor(self, tensor) for tensor in op.saved_inputs(node, *inputs)]
         several = outputs if isinstance(outputs, tuple) else (outputs,)
         for index in op.saved_outputs:
             node.saved.append(SavedTensor(self, several[index].detach()))
@@ -94,6 +122,13 @@ class Tape:
         if self.selective is not None and op.aten:
             return self.selective.dispatch(op.aten, lambda: op.forward(self, *inputs, *attributes))
         return op.forward(self, *inputs, *attributes)
+
+    def dispatch(self, aten: str, kernel: Callable[[], Tensor]) -> Tensor:
+        """A kernel inside an operator that selective checkpointing does not know by itself."""
+        if self.selective is None:
+            return kernel()
+        output: Tensor = self.selective.dispatch(aten, kernel)
+        return output
 
     # -- buffers and kernels -----------------------------------------------------------------------------------
     def empty(
@@ -135,6 +170,10 @@ class Tape:
             self._workspaces[self._thread] = Storage(self.recorder, size, 0, Owner.WORKSPACE)
         self.recorder.gemm(name, m, n, k, dtype, batch or 1)
         return out
+
+    def workspace_is_new(self, handle: int) -> bool:
+        """Has a cuBLAS workspace been allocated at or after allocation `handle`?"""
+        return any(w.handle is not None and w.handle >= handle for w in self._workspaces.values())
 
     def sum_to(self, gradient: Tensor, shape: Shape) -> Tensor:
         """gradient.sum_to_size(shape), with the temporaries of the reduction over leading dimensions."""
@@ -178,7 +217,9 @@ class Tape:
         self._thread, self.engine_running = "autograd", True
         with self.grad_mode(False):
             try:
-                run_backward(self, loss.node, root)
+                run_backward(self, loss.node, [root])
+                while self.final_callbacks:
+                    self.final_callbacks.pop(0)()
             except OutOfMemory as caught:
                 error = caught.with_traceback(None)
         self._thread, self.engine_running = "main", False
@@ -204,13 +245,16 @@ class Tape:
             recorder.default_owner = before[1]
 
 
+def _requires_grad(inputs: tuple[Tensor | None, ...]) -> bool:
+    for tensor in inputs:  # noqa: SIM110 (a plain loop: this runs for every operator)
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
 def strides_like(x: Tensor) -> Strides:
     """Strides of an elementwise result of x."""
-    if x.strides is None:
-        return None
-    from sim.runtime.strides import follow
-
-    return follow(x.shape, x.strides)
+    return None if x.strides is None else follow(x.shape, x.strides)
 
 
 _ONES_LIKE = Operators.number("aten::ones_like")

@@ -33,6 +33,16 @@ class Storage:
         self.handle: int | None = None
         self.handle = recorder.alloc(size_bytes, stream, owner) if size_bytes else None
 
+    @classmethod
+    def adopt(cls, recorder: Recorder, handle: int) -> Storage:
+        """The storage of an allocation that is recorded already."""
+        storage = cls.__new__(cls)
+        storage.recorder = recorder
+        storage.bytes, storage.stream, storage.owner = recorder.allocation(handle)
+        storage.handles = 0
+        storage.handle = handle
+        return storage
+
     def drop(self) -> None:
         """storage.resize_(0)."""
         if self.handle is not None:
@@ -92,6 +102,12 @@ class Tensor(ModelTensor):
     def detach(self) -> Tensor:
         """A second handle on the same bytes, outside the graph."""
         return Tensor(self.storage, self.shape, self.dtype, self.strides)
+
+    @staticmethod
+    def of(tensor: ModelTensor) -> Tensor:
+        """The tape's view of a model's handle (all handles are the tape's own)."""
+        assert isinstance(tensor, Tensor)
+        return tensor
 
     def alias(self, shape: Shape, strides: Strides = None, dtype: str | None = None) -> Tensor:
         """A raw view: no graph, holds the base."""

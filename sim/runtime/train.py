@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import prod
+from fnmatch import fnmatchcase
 
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
 from sim.model.config import ModelConfig
+from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
-from sim.model.module import Module
+from sim.model.module import Buffer
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.offload import SaveOnCpu
@@ -20,19 +21,21 @@ from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.sharding.fsdp2 import Communication, ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
-from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, offload_inputs
+from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, mark_repeats, offload_inputs
 from sim.scenario.setup import Setup
 
 assert ops  # importing it fills the tape's rules
 
 
-def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Program:
+def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, stamps: bool = True) -> Program:
     """Everything that one rank (rank 0) issues in `steps` training steps of a transformer.
 
+    `stamps`: record layers that are alike once (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
     recorder = Recorder(fail_at)
     run = TrainingRun(setup, recorder)
+    run.tape.stamps = stamps and fail_at is None
     with interpret(run.tape):
         try:
             run.initialize()
@@ -46,7 +49,11 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None) ->
 
 
 class TrainingRun:
-    """The script's state: model, optimizer, data of the present micro-batch."""
+    """The script's state: model, optimizer, data of the present micro-batch.
+
+    `tokens`, `targets`, `logits`, `loss` are the script's own variables: they survive an OutOfMemory raised below them
+    (with the loss the graph survives), as in a script that catches the error around its loop.
+    """
 
     def __init__(self, setup: Setup, recorder: Recorder) -> None:
         assert isinstance(setup.model, ModelConfig)
@@ -56,13 +63,18 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.model: Module = build_model(self.config)
+        self.model: LanguageModel = build_model(self.config)
         self.slots = list(self.model.named_parameters())  # as the optimizer sees them, whatever wraps the layers
+        self.tensors = list(self.model.named_tensors())
+        for name, slot in self.slots:
+            slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communication: Communication | None = None
         self.parameters: list[Tensor] = []
         self.optimizer: AdamW | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
+        self.logits: ModelTensor | None = None
+        self.loss: Tensor | None = None
 
     # -- set-up ------------------------------------------------------------------------------------------------
     def initialize(self) -> None:
@@ -74,6 +86,8 @@ class TrainingRun:
             self.communication = apply_fsdp(tape, model, [slot for _, slot in self.slots], blocks, outer, setup)
         if setup.offload == "checkpoint_inputs":
             offload_inputs(tape, model)
+        else:
+            mark_repeats(model)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
@@ -82,23 +96,26 @@ class TrainingRun:
         self.recorder.mark("init")
 
     def _place_parameters(self) -> None:
-        """One block per parameter, children before own parameters as module.to does for these models."""
+        """One block per parameter and buffer, in the order of module.to."""
         dtype = self.setup.precision.parameters
         sharded: dict[int, ShardedParameter] = {}
         if self.communication is not None:
             sharded = {id(p.slot): p for unit in self.communication.units for p in unit.parameters}
-        for name, slot in self.slots:
+        for name, slot in self.tensors:
+            self.recorder.at(Phase.INIT, name.rpartition(".")[0])
+            if isinstance(slot, Buffer):
+                slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
+                continue
             shard = sharded.get(id(slot))
             if shard is not None and self.setup.fsdp is not None and self.setup.fsdp.cpu_offload:
                 continue
-            self.recorder.at(Phase.INIT, name.rpartition(".")[0])
             shape = slot.shape if shard is None else shard.local_shape()
             tensor = self.tape.empty(shape, dtype)
-            tensor.requires_grad = True
+            tensor.requires_grad = slot.requires_grad
             slot.tensor = tensor
             if shard is not None:
                 shard.sharded = tensor
-            self.parameters.append(tensor)
+        self.parameters = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
 
     def _place_buffers(self) -> None:
         """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
@@ -131,34 +148,27 @@ class TrainingRun:
             if micro_batch == 0 and self.optimizer is not None and _zeroes_at(setup, "start"):
                 self._zero_grad()
             self._set_gradient_sync(micro_batch == accumulation - 1)
-            loss, logits = self._forward()
+            self._forward()
             mark(f"s{number}.fwd{micro_batch}")
-            self.tape.backward(loss)
+            assert self.loss is not None
+            self.tape.backward(self.loss)
             mark(f"s{number}.bwd{micro_batch}")
-            del logits
+            self.logits = None
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
-            del loss
+            self.loss = None
         self._optimize(number)
+        mark(f"s{number}.end")
 
-    def _forward(self) -> tuple[Tensor, Tensor | None]:
-        """Forward and loss under the strategy's contexts; the logits are returned where the script keeps them."""
+    def _forward(self) -> None:
+        """Forward and loss under the strategy's contexts. nanoGPT computes the loss in its own forward, so its logits
+        are no variable of the script; other scripts drop them after the loss unless they keep them."""
         tape, config = self.tape, self.config
         with self._autocast(), self._offload():
+            assert self.tokens is not None and self.targets is not None
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                logits = self.model(self.tokens)
-            with tape.phase(Phase.LOSS, Owner.LOSS, "loss"):
-                logits.storage.belongs_to(Owner.LOSS)
-                loss = self._loss(logits)
-        return loss, (logits if config.keep_logits else None)
-
-    def _loss(self, logits: Tensor) -> Tensor:
-        """F.cross_entropy over all tokens; the fp32 copy of the logits dies when it returns."""
-        targets = self.targets
-        assert isinstance(targets, Tensor)
-        flat: ModelTensor = logits.view(-1, logits.shape[-1])
-        flat_targets = targets.alias((prod(targets.shape),))
-        return _cross_entropy(self.tape, flat.float() if self.config.logits == "loss_upcast" else flat, flat_targets)
+                loss, logits = self.model.compute_loss(self.tokens, self.targets)
+                self.loss, self.logits = Tensor.of(loss), logits if config.keep_logits else None
 
     def _optimize(self, number: int) -> None:
         setup, mark, tape = self.setup, self.recorder.mark, self.tape
@@ -167,8 +177,7 @@ class TrainingRun:
             return
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
-                sharded = setup.fsdp is not None and setup.fsdp.degree > 1
-                clip_grad_norm(tape, self.parameters, sharded)
+                clip_grad_norm(tape, self.parameters, setup.fsdp.degree if setup.fsdp is not None else 1)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
@@ -182,6 +191,7 @@ class TrainingRun:
         """New token and target ids; the previous ones die as the names are rebound."""
         shape = (self.setup.batch.micro_batch, self.setup.batch.seq_len)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
+            self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")
             self.targets = self.tape.empty(shape, "int64")
 
@@ -218,11 +228,6 @@ class TrainingRun:
         for unit in self.communication.units if self.communication is not None else []:
             for module in unit.modules:
                 module.hooks = None
-
-
-def _cross_entropy(tape: Tape, logits: ModelTensor, targets: ModelTensor) -> Tensor:
-    result: Tensor = tape.rules["cross_entropy"](tape, logits, targets)
-    return result
 
 
 def _zeroes_at(setup: Setup, when: str) -> bool:

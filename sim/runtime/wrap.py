@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sim.model.calls import Tensor
+from sim.model.language_model import LanguageModel
 from sim.model.module import Module, ModuleList, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.offload import SaveOnCpu
+from sim.runtime.replay import Repeat
 from sim.runtime.selective import policy
 from sim.runtime.sharding.fsdp2 import Communication, Unit
 from sim.runtime.sharding.policy import UnitPolicy
@@ -19,7 +21,7 @@ class Segment(Module):
     """Consecutive layers as one function."""
 
     def __init__(self, layers: list[Module]) -> None:
-        self.layers = layers
+        self.layers = ModuleList(layers)
         self.path = layers[0].path
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
@@ -60,9 +62,10 @@ def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -
     select = policy(checkpoint.save) if checkpoint.save else None
     limit = len(blocks) if checkpoint.first is None else checkpoint.first
     size, outer, regions = checkpoint.segment, list(blocks), []
+    remainder = 0 if isinstance(model, LanguageModel) and model.checkpoints_first else checkpoint.every - 1
     for number, start in enumerate(range(0, len(blocks), size)):
         part = blocks[start : start + size]
-        chosen = (number + 1) % checkpoint.every == 0 and start + len(part) <= limit
+        chosen = number % checkpoint.every == remainder and start + len(part) <= limit
         if not chosen:
             regions.extend(part)
             continue
@@ -109,7 +112,7 @@ def apply_fsdp(
     last = len(blocks) - 1
     for i, block in enumerate(blocks):
         reshard = fsdp.reshard_after_forward
-        decided: bool | int = i < last if reshard == "torchtitan" else reshard  # type: ignore[assignment]
+        decided: bool | int = i < last if reshard == "torchtitan" else reshard
         own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
     taken = {id(p) for _, _, unit_slots, _ in own for p in unit_slots}
     rest = [p for p in slots if id(p) not in taken]
@@ -118,11 +121,19 @@ def apply_fsdp(
     if fsdp.units == "torchtitan_2026":
         embedding, norm, head = parts["tok_embeddings"], parts["norm"], parts["output"]
         Unit(tape, communication, "root", [model], [], unit_policy(fsdp, precision, False))
-        Unit(tape, communication, "tok_embeddings", [embedding], embedding.parameters(), unit_policy(fsdp, precision, True))
+        Unit(
+            tape,
+            communication,
+            "tok_embeddings",
+            [embedding],
+            embedding.parameters(),
+            unit_policy(fsdp, precision, True),
+        )
         tail = norm.parameters() + head.parameters()
         last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
     else:
-        Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, root_reshard or False))
+        reshard_root = root_reshard if root_reshard and _honours_root_reshard(setup.torch) else False
+        Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, reshard_root))
         last_unit = None
     for name, module, unit_slots, reshard_block in own:
         Unit(tape, communication, name, [module], unit_slots, unit_policy(fsdp, precision, reshard_block))
@@ -130,6 +141,13 @@ def apply_fsdp(
         Unit(tape, communication, *last_unit)
     _prefetch_lists(communication, fsdp)
     return communication
+
+
+def _honours_root_reshard(torch: str) -> bool:
+    """An explicit reshard_after_forward of the root has an effect since torch 2.8 (its default became None there);
+    2.7.1 was seen to ignore it, 2.14.1 to honour it (FSDP.md 5)."""
+    major, minor = (int(part) for part in torch.split(".")[:2])
+    return (major, minor) >= (2, 8)
 
 
 def _prefetch_lists(communication: Communication, fsdp: Fsdp) -> None:
@@ -140,3 +158,23 @@ def _prefetch_lists(communication: Communication, fsdp: Fsdp) -> None:
             unit.forward_prefetch = blocks[i + 1 : i + 1 + fsdp.forward_prefetch]
         if fsdp.backward_prefetch is not None and i:
             unit.backward_prefetch = blocks[max(0, i - fsdp.backward_prefetch) : i][::-1]
+
+
+def mark_repeats(model: Module) -> None:
+    """Tell the tape which layers are alike, so that it may record one and stamp the others (sim.runtime.replay).
+
+    Units inside a layer are left alone: gathering is the outermost module's affair or nobody's.
+    """
+    alike: dict[tuple[object, ...], list[tuple[Module, tuple[str, ...]]]] = {}
+    for layer in layers_of(model):
+        inner = layer.module if isinstance(layer, CheckpointWrapper) else None
+        parts = list(inner.layers) if isinstance(inner, Segment) else [inner or layer]
+        if any(part.hooks is not None for part in parts if part is not layer):
+            continue
+        policy_of = (layer.policy, layer.early_stop) if isinstance(layer, CheckpointWrapper) else ()
+        paths = tuple(part.path for part in parts)
+        trained = tuple(slot.requires_grad for slot in layer.parameters())
+        alike.setdefault((type(layer), *policy_of, *map(type, parts), trained), []).append((layer, paths))
+    for kind, layers in enumerate(alike.values()):
+        for index, (layer, paths) in enumerate(layers):
+            layer.repeat = Repeat(kind, index, len(layers), paths, tuple(layer.parameters()))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sim.hardware.catalogue import Cluster
 from sim.model.config import ChainConfig, ModelConfig
+from sim.scenario.allocator.parse import SettingsError
+from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.document import Document
 from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, PrecisionSection
 
@@ -96,4 +98,13 @@ def check_precision(
         dtypes = f"parameters in {precision.parameters} and compute in {precision.compute}"
         document.problem(path, f"on one GPU nothing else casts: {dtypes} need autocast: true")
     if precision.compute not in dict(cluster.gpu.peaks):
-        document.warning(("precision", "compute"), f"{cluster.gpu.title} has no matrix units for it")
+        document.warning(("precision", "compute"), f"{cluster.gpu.title} has no {precision.compute} matrix units")
+
+
+def check_allocator(document: Document, text: str, version: str) -> None:
+    """The text must be one that this PyTorch takes in PYTORCH_CUDA_ALLOC_CONF."""
+    try:
+        AllocatorSettings.parse(text, version)
+    except SettingsError as error:
+        for problem in error.problems:
+            document.problem(("allocator",), str(problem), show=False)

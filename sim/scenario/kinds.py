@@ -14,12 +14,20 @@ from sim.units import UnitError, parse_bandwidth, parse_bytes, parse_duration
 QUANTITY_PATTERN = r"^\s*[0-9.]+\s*\S+\s*$"
 
 
-def _count(what: str, example: int, least: int) -> BeforeValidator:
+MOST = 10**9
+MOST_LAYERS = 10_000
+MOST_RANKS = 1_000_000
+"""Limits that keep a slip of the keyboard from filling the memory."""
+
+
+def _count(what: str, example: int, least: int, most: int = MOST) -> BeforeValidator:
     def check(value: Any) -> int:
         if type(value) is not int:
             raise ValueError(f"{what} is expected, e.g. {example}")
         if value < least:
             raise ValueError(f"{what} of at least {least} is expected")
+        if value > most:
+            raise ValueError(f"{what} of at most {most:,} is expected")
         return value
 
     return BeforeValidator(check)
@@ -32,13 +40,13 @@ def _schema(**keywords: Any) -> WithJsonSchema:
 COUNT = _schema(type="integer", minimum=1)
 Count = Annotated[int, _count("a whole number", 1, 1), COUNT]
 CountOrZero = Annotated[int, _count("a whole number", 1, 0), _schema(type="integer", minimum=0)]
-Layers = Annotated[int, _count("a number of layers", 32, 1), COUNT]
+Layers = Annotated[int, _count("a number of layers", 32, 1, MOST_LAYERS), COUNT]
 Tokens = Annotated[int, _count("a number of tokens", 8192, 1), COUNT]
 Sequences = Annotated[int, _count("a number of sequences", 1, 1), COUNT]
 MicroBatches = Annotated[int, _count("a number of micro-batches", 1, 1), COUNT]
-Ranks = Annotated[int, _count("a number of ranks", 8, 1), COUNT]
-Gpus = Annotated[int, _count("a number of GPUs", 8, 1), COUNT]
-Nodes = Annotated[int, _count("a number of nodes", 1, 1), COUNT]
+Ranks = Annotated[int, _count("a number of ranks", 8, 1, MOST_RANKS), COUNT]
+Gpus = Annotated[int, _count("a number of GPUs", 8, 1, MOST_RANKS), COUNT]
+Nodes = Annotated[int, _count("a number of nodes", 1, 1, MOST_RANKS), COUNT]
 
 
 def _quantity(parse: Callable[[object], int], example: str) -> tuple[BeforeValidator, WithJsonSchema]:

@@ -28,7 +28,9 @@ def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
 
     Raises ScenarioError where there is nothing to check: no such file, a directory, not YAML.
     """
-    return _overridden(_extended(read_document(_read(path), str(path)), path.parent, (path.resolve(),)), overrides)
+    return _overridden(
+        _extended(read_document(_read(path), str(path)), path.parent, (os.path.abspath(path),)), overrides
+    )
 
 
 def load_text_document(text: str, name: str, overrides: Iterable[str] = ()) -> Document:
@@ -150,7 +152,7 @@ def _line(node: Node) -> int:
     return line + 1
 
 
-def _extended(document: Document, folder: FilePath, chain: tuple[FilePath, ...]) -> Document:
+def _extended(document: Document, folder: FilePath, chain: tuple[str, ...]) -> Document:
     """The document over the one that its `extends` names, if any; `chain` holds the files that lead here."""
     base_name = document.data.get("extends")
     if base_name is None:
@@ -159,12 +161,12 @@ def _extended(document: Document, folder: FilePath, chain: tuple[FilePath, ...])
         document.problem(("extends",), "the path of a scenario file is expected")
         return document
     base_path = folder / os.path.expanduser(base_name)
-    if base_path.resolve() in chain:
+    if os.path.abspath(base_path) in chain:
         document.problem(("extends",), "leads back to itself")
         return document
     try:
         base = read_document(_read(base_path), str(base_path))
-        base = _extended(base, base_path.parent, (*chain, base_path.resolve()))
+        base = _extended(base, base_path.parent, (*chain, os.path.abspath(base_path)))
     except ScenarioError as error:
         if any(problem.line is not None for problem in error.problems):
             document.problems.extend(error.problems)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path as FilePath
+
 from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
 from sim.hardware.mesh import Mesh, MeshError
 from sim.model.catalogue import (
@@ -16,7 +18,7 @@ from sim.model.catalogue import (
 )
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.chain import resolve_chain
-from sim.scenario.consistency import check_batch, check_checkpoint, check_fsdp, check_precision
+from sim.scenario.consistency import check_allocator, check_batch, check_checkpoint, check_fsdp, check_precision
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
 from sim.scenario.problems import Problem, ScenarioError
@@ -76,6 +78,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_checkpoint(document, checkpoint, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster)
+    if sections.whole("torch", "allocator"):
+        check_allocator(document, sections.get("allocator"), sections.get("torch"))
     if document.problems or not (model and cluster and batch and mesh and precision):
         return None
     return Setup(
@@ -91,7 +95,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
-        profile=sections.get("profile") or cluster.gpu.name,
+        profile=sections.get("profile"),
     )
 
 
@@ -146,7 +150,7 @@ def _beside(document: Document, config: str) -> FilePath:
     """A path that is relative to the file that says it; to the working directory from --set."""
     origin = document.origin(("model", "config"))
     folder = FilePath() if origin.file == OVERRIDES else FilePath(origin.file).parent
-    return folder / FilePath(config).expanduser()
+    return folder / os.path.expanduser(config)
 
 
 def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, is_chain: bool) -> Cluster | None:

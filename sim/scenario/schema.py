@@ -117,6 +117,8 @@ class ModelSection(Section):
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
     """The training loop still holds the logits during backward."""
+    frozen: tuple[str, ...] | None = None
+    """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 
 
 class ClusterSection(Section):
@@ -176,8 +178,6 @@ class FsdpSection(Section):
     keep unsharded gradients meanwhile."""
     cast_forward_inputs: bool = True
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
-    cpu_offload: bool = False
-    """Keep parameters, gradients and optimizer state on the host. Default: false."""
 
 
 class ParallelSection(Section):

@@ -90,7 +90,7 @@ class Fsdp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The training script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
+    """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
 
     framework: str = "eager"
     sync: tuple[Literal["loss", "clip"], ...] = ("loss",)
@@ -113,8 +113,8 @@ class Setup:
     allocator: str
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"."""
     host: Host
-    profile: str
-    """Name of the cost profile."""
+    profile: str | None
+    """Name of the cost profile; None: the GPU's own."""
     offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
-from sim.model.config import ModelConfig
+from sim.model.catalogue import IMPLEMENTATIONS
+from sim.model.config import Family, Implementation, ModelConfig
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
 
 def llama_setup(meta: dict[str, Any]) -> Setup:
-    """Recordings under fsdp/: Llama on one GPU or under FSDP2."""
-    model = ModelConfig(
-        name="recorded", family="llama", implementation="torchtitan",
-        layers=meta["L"], hidden=meta["h"], ffn_hidden=meta["ffn"], heads=meta["heads"], kv_heads=meta["kv"],
-        head_dim=meta["h"] // meta["heads"], vocab=meta["V"], max_positions=meta["seq"],
-        norm="fused" if meta["norm"] == "fused" else "manual",
-        rope="complex" if meta["rope"] == "complex" else "cos_sin",
-        gqa=meta["gqa"],
-        logits={"float": "loss_upcast", "bf16": "keep_dtype", "model_float": "model_upcast"}[meta["loss"]],
-        keep_logits=not meta["del_logits"],
-    )  # fmt: skip
+    """Recordings of the fsdp/ kind: Llama (or GPT, `model`) on one GPU or under FSDP2."""
     bf16, mixed = meta["prec"] == "bf16", meta["prec"] == "mp"
     parameters = "bf16" if bf16 else "fp32"
     precision = Precision(
@@ -32,20 +25,64 @@ def llama_setup(meta: dict[str, Any]) -> Setup:
         reduce="bf16" if bf16 or meta.get("bfred") else "fp32",
         autocast=meta["prec"] == "autocast",
     )
-    checkpoint = {
-        "none": None, "offload": None,
-        "full": Checkpoint(), "full_offload": Checkpoint(), "op": Checkpoint(save=TITAN_SELECTIVE),
-        "layer2": Checkpoint(every=2), "seg2": Checkpoint(segment=2),
-    }[meta["ac"]]  # fmt: skip
     return _setup(
         meta,
-        model=model,
+        model=_block_gpt(meta) if meta.get("model") == "gpt" else _llama(meta),
         batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
         precision=precision,
-        checkpoint=checkpoint,
+        checkpoint=_checkpoint(meta),
         fsdp=_fsdp(meta, mixed) if meta["world"] else None,
         zero=meta["zero"],
         offload={"offload": "saved_tensors", "full_offload": "checkpoint_inputs"}.get(meta["ac"]),
+    )
+
+
+def _llama(meta: dict[str, Any]) -> ModelConfig:
+    return ModelConfig(
+        name="recorded", family="llama", implementation="torchtitan",
+        layers=meta["L"], hidden=meta["h"], ffn_hidden=meta["ffn"], heads=meta["heads"], kv_heads=meta["kv"],
+        head_dim=meta.get("hd") or meta["h"] // meta["heads"], vocab=meta["V"], max_positions=meta["seq"],
+        norm="fused" if meta["norm"] == "fused" else "manual",
+        rope="complex" if meta["rope"] == "complex" else "cos_sin",
+        gqa=meta["gqa"], logits=_logits(meta), keep_logits=not meta["del_logits"],
+        tied_embeddings=meta.get("tie", False),
+        qkv_bias=meta.get("qkv_bias", False), qk_norm=meta.get("qk_norm", False),
+        frozen=_frozen(meta),
+    )  # fmt: skip
+
+
+def _block_gpt(meta: dict[str, Any]) -> ModelConfig:
+    return ModelConfig(
+        name="recorded", family="gpt", implementation="nanogpt",
+        layers=meta["L"], hidden=meta["h"], ffn_hidden=meta["ffn"], heads=meta["heads"], kv_heads=meta["heads"],
+        head_dim=meta["h"] // meta["heads"], vocab=meta["V"], max_positions=meta["seq"],
+        tied_embeddings=meta.get("tie", False), bias=meta.get("bias", True), dropout=meta.get("drop", 0.0),
+        activation="gelu_tanh", norm="layer_norm", rope="none",
+        logits=_logits(meta), keep_logits=not meta["del_logits"],
+        frozen=_frozen(meta),
+    )  # fmt: skip
+
+
+def _logits(meta: dict[str, Any]) -> Any:
+    return {"float": "loss_upcast", "bf16": "keep_dtype", "model_float": "model_upcast"}[meta["loss"]]
+
+
+def _frozen(meta: dict[str, Any]) -> tuple[str, ...]:
+    """Recordings name frozen parameters by regular expressions that are shell patterns in disguise."""
+    return tuple(pattern.replace(".*", "*").replace("\\.", ".") for pattern in meta.get("frozen", ()))
+
+
+def _checkpoint(meta: dict[str, Any]) -> Checkpoint | None:
+    kind = meta["ac"]
+    if kind in ("none", "offload"):
+        return None
+    save = tuple(meta.get("save") or TITAN_SELECTIVE) if kind == "op" else ()
+    return Checkpoint(
+        every=int(kind.removeprefix("layer")) if kind.startswith("layer") else 1,
+        segment=int(kind.removeprefix("seg")) if kind.startswith("seg") else 1,
+        first=meta.get("first"),
+        save=save,
+        early_stop=meta.get("early_stop", True),
     )
 
 
@@ -98,7 +135,10 @@ def _setup(
     fsdp: Fsdp | None, zero: Any, offload: Any,
 ) -> Setup:  # fmt: skip
     ranks = meta.get("world") or 1
-    cluster = make_cluster(find_gpu("h100-sxm"), gpus_per_node=min(ranks, 8), nodes=max(1, ranks // 8))
+    capability = meta.get("cc", 90)
+    gpu = replace(find_gpu("h100-sxm"), sms=meta.get("sms", 132), compute_capability=divmod(capability, 10))
+    per_node = gcd(ranks, 8)
+    cluster = make_cluster(gpu, gpus_per_node=per_node, nodes=ranks // per_node)
     variant = {"forloop": "for-loop"}.get(meta["opt"], meta["opt"])
     return Setup(
         name="recorded", torch=meta["torch"].split("+")[0], model=model, cluster=cluster,
@@ -107,3 +147,44 @@ def _setup(
         optimizer=Optimizer(variant=variant, clip_norm=1.0 if meta.get("clip") else None, zero_grad=zero),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
     )  # fmt: skip
+
+
+def implementation_setup(meta: dict[str, Any]) -> Setup:
+    """Recordings of transformers' and Megatron's models on one GPU; meta["arch"] is transformers' model type."""
+    gpt = meta["arch"] in ("gpt2", "megatron")
+    family: Family = "gpt" if gpt else "llama"
+    implementation: Implementation = meta["implementation"]
+    choices = IMPLEMENTATIONS[family, implementation] | {"tied_embeddings": meta["tie"]}
+    choices |= {"keep_logits": meta["keep_logits"]}
+    if gpt:
+        choices |= {"dropout": meta["dropout"]}
+    else:
+        choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
+    if meta.get("math"):
+        choices |= {"attention": "math"}
+    if "act" in meta:
+        choices |= {"activation": meta["act"]}
+    model = ModelConfig(
+        name="recorded", family=family, implementation=implementation,
+        layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
+        kv_heads=meta["heads"] if gpt else meta["kv"],
+        head_dim=meta["hidden"] // meta["heads"] if gpt else meta["head_dim"],
+        vocab=meta["V"], max_positions=meta["max_positions"], **choices,
+    )  # fmt: skip
+    autocast, bf16 = meta["prec"] == "autocast", meta["prec"] == "bf16"
+    return _setup(
+        meta,
+        model=model,
+        batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
+        precision=Precision(
+            parameters="bf16" if bf16 else "fp32",
+            compute="fp32" if meta["prec"] == "fp32" else "bf16",
+            autocast=autocast,
+        ),
+        checkpoint=Checkpoint(every=meta["ckpt"], save=tuple(f"aten.{name}" for name in meta.get("save", ())))
+        if meta["ckpt"]
+        else None,
+        fsdp=Fsdp(degree=meta["world"], reshard_after_forward=True) if meta.get("world") else None,
+        zero=meta["zero"],
+        offload=None,
+    )

@@ -153,7 +153,9 @@ def test_an_unknown_profile_lists_those_that_exist() -> None:
 
 
 def test_an_unknown_framework_lists_those_that_exist() -> None:
-    with pytest.raises(ValueError, match=r"one of eager, megatron-deepspeed, transformers \(did you mean eager\?\)"):
+    with pytest.raises(
+        ValueError, match=r"one of eager, megatron-deepspeed, none, transformers \(did you mean eager\?\)"
+    ):
         CostModel.for_gpu(H100, framework="eagr")
 
 
@@ -189,9 +191,9 @@ def test_a_group_says_its_evidence_once() -> None:
 
 
 def test_host_times_come_from_the_framework() -> None:
-    assert framework_names() == ["eager", "megatron-deepspeed", "transformers"]
+    assert framework_names() == ["eager", "megatron-deepspeed", "none", "transformers"]
     launches = [CostModel.for_gpu(H100, framework=name).launch_host_ns(KERNELS[0]) for name in framework_names()]
-    assert launches == [5_000, 48_000, 10_000]
+    assert launches == [5_000, 48_000, 0, 10_000]
     slow = CostModel.for_gpu(H100, framework="megatron-deepspeed")
     reduce = Collective("all_reduce", 1 << 20, "tp", 8)
     assert (slow.collective_host_ns(reduce), MODEL.collective_host_ns(reduce)) == (200_000, 20_000)

@@ -7,7 +7,7 @@ TAPE_LLAMA_FSDP.md 0.5 (split keys), 0.6 (padding), 1 (enable_gqa), 2.3 (strided
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.program.kernels import Attention
 from sim.program.program import Owner
@@ -40,13 +40,15 @@ def _work(q: Tensor, k: Tensor, generation: str, backward: bool) -> Attention:
 
 
 class Flash(Op):
-    """out, lse fp32, [split accumulators], rng state 16 B, unused 8 B. Saves k, q, v (key, query, value), then
-    lse, out, rng, unused (logsumexp, output, ...)."""
+    """out, lse fp32, [split accumulators, never with dropout], rng state 16 B, unused 8 B.
+
+    Saves k, q, v (key, query, value), then lse, out, rng, unused (logsumexp, output, ...).
+    """
 
     node = "ScaledDotProductFlashAttentionBackward0"
     aten = "aten._scaled_dot_product_flash_attention"
-    saved_outputs = (1, 0, 2, 3)
-    not_differentiable = (1, 2, 3)
+    saved_outputs: ClassVar[tuple[int, ...]] = (1, 0, 2, 3)
+    not_differentiable: ClassVar[tuple[int, ...]] = (1, 2, 3)
 
     @staticmethod
     def saved_inputs(node: Node, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Tensor | None]:
@@ -57,7 +59,7 @@ class Flash(Op):
         batch, heads, length, head_dim = q.shape
         out = tape.empty(q.shape, q.dtype, strides_like(q))
         lse = tape.empty((batch, heads, length), "fp32")
-        splits = scratch.flash_splits(tape.device, batch * heads, length, k.shape[2], head_dim)
+        splits = 1 if dropout_p else scratch.flash_splits(tape.device, batch * heads, length, k.shape[2], head_dim)
         accumulators = []
         if splits > 1:
             accumulators.append(tape.empty((splits, batch, heads, length), "fp32", owner=Owner.WORKSPACE))
@@ -97,12 +99,15 @@ class Flash(Op):
 
 
 class Efficient(Op):
-    """fp32: [seed 8 B, offset 8 B], out, lse fp32 padded to 32. With dropout seed and offset live on the CPU."""
+    """fp32: [seed 8 B, offset 8 B], out, lse fp32 padded to 32. With dropout seed and offset live on the CPU.
+
+    With fewer key heads backward also makes dk and dv for all heads, which are summed down (recorded, torch 2.14).
+    """
 
     node = "ScaledDotProductEfficientAttentionBackward0"
     aten = "aten._scaled_dot_product_efficient_attention"
-    saved_outputs = (1, 0, 2, 3)
-    not_differentiable = (1, 2, 3)
+    saved_outputs: ClassVar[tuple[int, ...]] = (1, 0, 2, 3)
+    not_differentiable: ClassVar[tuple[int, ...]] = (1, 2, 3)
 
     @staticmethod
     def saved_inputs(node: Node, q: Tensor, k: Tensor, v: Tensor) -> Iterable[Tensor | None]:
@@ -119,6 +124,8 @@ class Efficient(Op):
         k, q, v = saved[:3]
         batch, heads, length, head_dim = q.shape
         result: Gradients = [tape.empty(x.shape, x.dtype, strides_like(x)) for x in (q, k, v)]
+        fewer_keys = k.shape[1] != heads
+        full_heads = [tape.empty(q.shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)] if fewer_keys else []
         # delta = (grad * out).sum(-1), made contiguous
         product = tape.pointwise("aten::mul", q.shape, q.dtype, strides_like(q), 2 * q.bytes)
         delta = tape.pointwise("aten::sum", (batch, heads, length), "fp32", None, product.bytes, "reduce")
@@ -127,7 +134,9 @@ class Efficient(Op):
         tape.scratch(scratch.efficient_backward_workspace(batch, heads, length, head_dim))
         work = _work(q, k, "efficient", True)
         tape.recorder.attention("aten::_efficient_attention_backward", work)
-        del plain
+        for _ in full_heads:
+            tape.recorder.memory_bound("aten::sum", "reduce", q.bytes + k.bytes)
+        del plain, full_heads
         return result
 
 
@@ -197,21 +206,20 @@ class CutHead(Op):
 @rule("attention")
 def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str) -> Tensor:
     """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel."""
-    if kernel == "math":
-        return math_attention(tape, q, k, v)
     if tape.autocast_dtype:
         v = autocast_to(tape, v, tape.autocast_dtype)  # type: ignore[assignment]
         k = autocast_to(tape, k, tape.autocast_dtype)  # type: ignore[assignment]
         q = autocast_to(tape, q, tape.autocast_dtype)  # type: ignore[assignment]
+    if kernel == "math":
+        return math_attention(tape, q, k, v, dropout_p)
     if q.dtype == "fp32":
         op = EfficientDropout if dropout_p else Efficient
-        result: Tensor = tape.apply(op, (q, k, v))[0]
+        result: Tensor = tape.apply_tuple(op, (q, k, v))[0]
         return result
     head_dim = q.shape[-1]
     if head_dim % 8:
-        padded = [tape.apply(PadHead, (x,)) for x in (q, k, v)]
-        out = attention(tape, *padded, dropout_p, kernel)
+        q, k, v = (tape.apply(PadHead, (x,)) for x in (q, k, v))
+        out = attention(tape, q, k, v, dropout_p, kernel)
         result = tape.apply(CutHead, (out,), head_dim)
         return result
-    result = tape.apply(Flash, (q, k, v), dropout_p)[0]
-    return result
+    return tape.apply_tuple(Flash, (q, k, v), dropout_p)[0]

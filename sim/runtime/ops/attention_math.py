@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from sim.model.calls import Shape
+from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, first, rule
 from sim.runtime.ops.matmul import Bmm
-from sim.runtime.ops.pointwise import MulScalar, to
-from sim.runtime.ops.views import Clone, Expand, UnsafeView, transpose
+from sim.runtime.ops.pointwise import MulScalar, dropout, to
+from sim.runtime.ops.views import Clone, Expand, UnsafeView, transpose, unsqueeze, view
 from sim.runtime.tape import Tape, strides_like
 from sim.runtime.tensor import Tensor
 
@@ -54,16 +55,26 @@ class Softmax(Op):
 
 
 def _softmax_gradient(tape: Tape, gradient: Tensor) -> Tensor:
-    out = tape.pointwise("aten::_softmax_backward_data", gradient.shape, gradient.dtype, None, 2 * gradient.bytes, "softmax")
+    out = tape.pointwise(
+        "aten::_softmax_backward_data", gradient.shape, gradient.dtype, None, 2 * gradient.bytes, "softmax"
+    )
     tape.scratch(out.bytes)
     return out
 
 
 def _bmm_operand(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
-    """expand + reshape of a 4-D operand to 3-D: a clone where strides do not merge, and _unsafe_view."""
-    copied = tape.apply(Clone, (x,))
-    result: Tensor = tape.apply(UnsafeView, (copied,), shape, None)
-    return result
+    """expand + reshape of a 4-D operand to 3-D: a view where strides merge, else a clone and _unsafe_view."""
+    if st.view(x.shape, x.strides, shape)[0]:
+        return view(tape, x, shape)
+    return tape.apply(UnsafeView, (tape.apply(Clone, (x,)),), shape, None)
+
+
+def _for_all_heads(tape: Tape, x: Tensor, heads: int) -> Tensor:
+    """enable_gqa in this kernel: repeat_interleave of the key heads [B, K, S, D], a copy in plain order."""
+    batch, kv_heads, length, head_dim = x.shape
+    each = (batch, kv_heads, heads // kv_heads, length, head_dim)
+    expanded = tape.apply(Expand, (unsqueeze(tape, x, 2),), each)
+    return view(tape, tape.apply(Clone, (expanded,)), (batch, heads, length, head_dim))
 
 
 def _causal_bias(tape: Tape, length: int) -> Tensor:
@@ -77,14 +88,20 @@ def _causal_bias(tape: Tape, length: int) -> Tensor:
     return bias
 
 
-def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention in fp32 on [B, heads, S, D] in any dtype; the result comes back in q's dtype."""
+def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+    """Causal attention in fp32 on [B, heads, S, D] in any dtype; the result comes back in q's dtype.
+
+    Dropout and fewer key heads as recorded with torch 2.14.
+    """
     batch, heads, length, head_dim = q.shape
     dtype, n = q.dtype, batch * heads
     q32, k32, v32 = to(tape, q, "fp32"), to(tape, k, "fp32"), to(tape, v, "fp32")
     scaled_q = tape.apply(MulScalar, (q32,))
     bias = _causal_bias(tape, length)
-    k_t = transpose(tape, k32, 2, 3)
+    all_k, all_v = k32, v32
+    if k.shape[1] != heads:
+        all_k, all_v = _for_all_heads(tape, k32, heads), _for_all_heads(tape, v32, heads)
+    k_t = transpose(tape, all_k, 2, 3)
     scaled_k = tape.apply(MulScalar, (k_t,))
     left = _bmm_operand(tape, scaled_q, (n, length, head_dim))
     right = _bmm_operand(tape, scaled_k, (n, head_dim, length))
@@ -95,15 +112,17 @@ def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     del scaled_k, k_t
     weights = tape.apply(SafeSoftmax, (scores,))
     del scores
+    if dropout_p:
+        weights = dropout(tape, weights, dropout_p)
     returned = to(tape, weights, dtype)
     flat = tape.apply(Expand, (weights,), (batch, heads, length, length))
     flat = tape.apply(UnsafeView, (flat,), (n, length, length), None)
-    values = _bmm_operand(tape, v32, (n, length, head_dim))
+    values = _bmm_operand(tape, all_v, (n, length, head_dim))
     out = tape.apply(Bmm, (flat, values))
     del flat, values
     out = tape.apply(UnsafeView, (out,), (batch, heads, length, head_dim), None)
     out = to(tape, out, dtype)
-    del returned, bias
+    del returned, bias, all_k, all_v, k32, v32
     return out
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.recorder import Operators
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
-Rule = Callable[..., Any]
+Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 class Op:
@@ -26,6 +26,8 @@ class Op:
     number: ClassVar[int]
     saved_outputs: ClassVar[tuple[int, ...]] = ()
     not_differentiable: ClassVar[tuple[int, ...]] = ()
+    saves_late: ClassVar[bool] = False
+    """Functions written in Python save after forward has run, the others save their inputs before."""
 
     def __init_subclass__(cls) -> None:
         cls.number = Operators.number(f"{cls.aten} ({cls.node})" if cls.aten else cls.node)

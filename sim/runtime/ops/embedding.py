@@ -40,8 +40,13 @@ class Embedding(Op):
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         shape, dtype = node.metas[0]
         gradient = first(gradients)
+        if gradient.strides is not None:
+            gradient = tape.copy(gradient)
         if saved[0].elements <= DIRECT_INDICES:
-            return [tape.pointwise("aten::embedding_dense_backward", shape, dtype, None, gradient.bytes, "embedding"), None]
+            return [
+                tape.pointwise("aten::embedding_dense_backward", shape, dtype, None, gradient.bytes, "embedding"),
+                None,
+            ]
         return [_sorted_gradient(tape, shape, dtype, saved[0].elements, gradient), None]
 
 

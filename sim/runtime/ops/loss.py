@@ -60,5 +60,5 @@ def cross_entropy(tape: Tape, logits: Tensor, targets: Tensor) -> Tensor:
     log_probabilities = tape.apply(LogSoftmax, (logits,))
     if tape.autocast_dtype:
         log_probabilities = to(tape, log_probabilities, "fp32")
-    result: Tensor = tape.apply(NllLoss, (log_probabilities, targets))[0]
+    result: Tensor = tape.apply_tuple(NllLoss, (log_probabilities, targets))[0]
     return result

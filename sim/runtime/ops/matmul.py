@@ -99,7 +99,7 @@ class Bmm(Op):
 
 
 class Baddbmm(Bmm):
-    """baddbmm(empty, a, b, beta=0): the empty buffer has the result's shape and dies after; batch1 before batch2."""
+    """baddbmm(buffer, a, b, beta=0, alpha): batch1's gradient before batch2's, each a product times alpha."""
 
     node = "BaddbmmBackward0"
     aten = "aten.baddbmm"
@@ -114,10 +114,15 @@ class Baddbmm(Bmm):
         dtype = first(gradients).dtype
         result: Gradients = [None, None]
         if node.needs(0):
-            result[0] = tape.matmul_out("aten::bmm", m, k, n, dtype, batch)
+            result[0] = scaled(tape, tape.matmul_out("aten::bmm", m, k, n, dtype, batch))
         if node.needs(1):
-            result[1] = tape.matmul_out("aten::bmm", k, n, m, dtype, batch)
+            result[1] = scaled(tape, tape.matmul_out("aten::bmm", k, n, m, dtype, batch))
         return result
+
+
+def scaled(tape: Tape, x: Tensor) -> Tensor:
+    """x times a number."""
+    return tape.pointwise("aten::mul", x.shape, x.dtype, None, x.bytes)
 
 
 @rule("linear")
@@ -141,13 +146,12 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 @rule("conv1d_linear")
 def conv1d_linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """transformers' Conv1D: the weight is stored [in, out] and used as it is."""
+    """transformers' Conv1D: addmm with the weight as it is stored, [in, out]. Autocast casts from right to left."""
+    folded = view(tape, x, (prod(x.shape[:-1]), x.shape[-1]))
     if tape.autocast_dtype:
         weight = autocast_to(tape, weight, tape.autocast_dtype)  # type: ignore[assignment]
-        folded = autocast_to(tape, view(tape, x, (prod(x.shape[:-1]), x.shape[-1])), tape.autocast_dtype)
+        folded = autocast_to(tape, folded, tape.autocast_dtype)  # type: ignore[assignment]
         bias = autocast_to(tape, bias, tape.autocast_dtype)  # type: ignore[assignment]
-    else:
-        folded = view(tape, x, (prod(x.shape[:-1]), x.shape[-1]))
     product = tape.apply(Addmm, (bias, folded, weight))
     return view(tape, product, (*x.shape[:-1], weight.shape[1]), View)
 
@@ -161,9 +165,7 @@ def bmm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     return result
 
 
-@rule("baddbmm_empty")
-def baddbmm_empty(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    buffer = tape.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+@rule("scaled_bmm")
+def scaled_bmm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     result: Tensor = tape.apply(Baddbmm, (a, b))
-    del buffer
     return result

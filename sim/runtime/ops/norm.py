@@ -14,12 +14,12 @@ from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
 
-def _weight_gradient(tape: Tape, rows: int, width: int, dtype: str, buffers: int) -> list[Tensor]:
-    """Gradients of weight (and bias). Very many short rows: one partial row per 64 rows, summed into new buffers
-    (layer_norm_kernel.cu; seen in probes: rows > 65536 and width / 32 < SMs / 2)."""
-    gradients = [tape.empty((width,), dtype) for _ in range(buffers)]
-    if rows > 65536 and width // 32 < tape.device.sms // 2:
-        parts = scratch.ceil_div(rows, 64)
+def _weight_gradient(tape: Tape, rows: int, width: int, dtype: str, buffers: int) -> Gradients:
+    """Gradients of weight (and bias). Very many short rows: partial rows of up to 32 rows each, summed into new buffers
+    (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
+    gradients: Gradients = [tape.empty((width,), dtype) for _ in range(buffers)]
+    parts = scratch.norm_gradient_parts(tape.device, rows, width)
+    if parts:
         partials = [tape.empty((parts, width), dtype) for _ in range(buffers)]
         for i in range(buffers):
             summed = tape.empty((width,), dtype)
@@ -30,7 +30,7 @@ def _weight_gradient(tape: Tape, rows: int, width: int, dtype: str, buffers: int
 
 
 class FusedRmsNorm(Op):
-    """F.rms_norm: y, rstd. Saves x, weight, rstd. Backward: dx, dweight."""
+    """F.rms_norm: y, rstd. Saves x, weight, rstd. Backward: dx, dweight, each if it is needed."""
 
     node = "FusedRmsNormBackward0"
     aten = "aten._fused_rms_norm"
@@ -51,15 +51,15 @@ class FusedRmsNorm(Op):
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         (shape, dtype), (_, weight_dtype) = node.metas
-        dx = tape.empty(shape, dtype)
-        gradient = first(gradients)
-        tape.recorder.memory_bound("aten::_fused_rms_norm_backward", "norm_backward", 2 * dx.bytes + gradient.bytes)
-        (dweight,) = _weight_gradient(tape, prod(shape[:-1]), shape[-1], weight_dtype, 1)
-        return [dx, dweight]
+        dx = tape.empty(shape, dtype) if node.needs(0) else None
+        moved = 3 * first(gradients).bytes
+        tape.recorder.memory_bound("aten::_fused_rms_norm_backward", "norm_backward", moved)
+        dweight = _weight_gradient(tape, prod(shape[:-1]), shape[-1], weight_dtype, 1) if node.needs(1) else [None]
+        return [dx, *dweight]
 
 
 class NativeLayerNorm(Op):
-    """y, mean, rstd. Saves x, weight, bias, mean, rstd. Backward: dx, dweight, dbias."""
+    """y, mean, rstd. Saves x, weight, bias, mean, rstd. Backward: dx, dweight, dbias, each if it is needed."""
 
     node = "NativeLayerNormBackward0"
     aten = "aten.native_layer_norm"
@@ -79,21 +79,18 @@ class NativeLayerNorm(Op):
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        (shape, dtype), (_, weight_dtype), (bias_shape, _) = node.metas
-        dx = tape.empty(shape, dtype)
-        gradient = first(gradients)
-        tape.recorder.memory_bound("aten::native_layer_norm_backward", "norm_backward", 2 * dx.bytes + gradient.bytes)
-        biases = 1 if bias_shape else 0
-        return [
-            dx,
-            *_weight_gradient(tape, prod(shape[:-1]), shape[-1], weight_dtype, 1 + biases),
-            *([None] * (1 - biases)),
-        ]
+        (shape, dtype), (_, weight_dtype), _ = node.metas
+        dx = tape.empty(shape, dtype) if node.needs(0) else None
+        moved = 3 * first(gradients).bytes
+        tape.recorder.memory_bound("aten::native_layer_norm_backward", "norm_backward", moved)
+        wanted = [node.needs(1), node.needs(2)]
+        made = iter(_weight_gradient(tape, prod(shape[:-1]), shape[-1], weight_dtype, sum(wanted)))
+        return [dx, *(next(made) if needed else None for needed in wanted)]
 
 
 @rule("rms_norm")
 def rms_norm(tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = tape.apply(FusedRmsNorm, (x, weight))[0]
+    result: Tensor = tape.apply_tuple(FusedRmsNorm, (x, weight))[0]
     return result
 
 
@@ -104,5 +101,5 @@ def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
         bias = autocast_to(tape, bias, "fp32")
         weight = autocast_to(tape, weight, "fp32")  # type: ignore[assignment]
         x = autocast_to(tape, x, "fp32")  # type: ignore[assignment]
-    result: Tensor = tape.apply(NativeLayerNorm, (x, weight, bias))[0]
+    result: Tensor = tape.apply_tuple(NativeLayerNorm, (x, weight, bias))[0]
     return result

@@ -242,6 +242,22 @@ class MeanLast(Op):
         return [tape.pointwise("aten::div", node.metas[0][0], gradient.dtype, None, gradient.bytes)]
 
 
+class Mean(Op):
+    """x.mean() over all elements, saves nothing. Backward: expand / n, one full buffer."""
+
+    node = "MeanBackward0"
+    aten = "aten.mean"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor) -> Tensor:
+        return tape.pointwise("aten::mean", (), x.dtype, None, x.bytes, "reduce")
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        return [tape.pointwise("aten::div", node.metas[0][0], gradient.dtype, None, gradient.bytes)]
+
+
 class Dropout(Op):
     """native_dropout: allocates the bool mask, then the result; saves the mask."""
 
@@ -335,7 +351,7 @@ def mul(tape: Tape, a: Tensor, b: Tensor | float) -> Tensor:
 def dropout(tape: Tape, x: Tensor, p: float) -> Tensor:
     if p == 0:
         return x
-    result: Tensor = tape.apply(Dropout, (x,))[0]
+    result: Tensor = tape.apply_tuple(Dropout, (x,))[0]
     return result
 
 
@@ -353,7 +369,18 @@ def _unary(name: str, op: type[Op]) -> None:
     Tape.rules[name] = execute
 
 
-for _name, _op in {
-    "silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "pow2": Pow, "pow3": Pow, "rsqrt": Rsqrt, "mean_last": MeanLast,
-}.items():  # fmt: skip
+def _unary_in_fp32(name: str, op: type[Op]) -> None:
+    """Operators on autocast's list of those that run in fp32."""
+
+    def execute(tape: Tape, x: Tensor) -> Tensor:
+        wide = autocast_to(tape, x, "fp32") if tape.autocast_dtype else x
+        result: Tensor = tape.apply(op, (wide,))
+        return result
+
+    Tape.rules[name] = execute
+
+
+for _name, _op in {"silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "mean_last": MeanLast, "mean": Mean}.items():
     _unary(_name, _op)
+for _name, _op in {"pow2": Pow, "pow3": Pow, "rsqrt": Rsqrt}.items():
+    _unary_in_fp32(_name, _op)

@@ -6,6 +6,8 @@ from math import prod
 from typing import Any
 
 from sim.model.calls import Shape
+from sim.program.program import COMPUTE, Owner
+from sim.runtime import scratch
 from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, first, rule
@@ -246,7 +248,7 @@ def slice_(tape: Tape, x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 @rule("split")
 def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
-    result: tuple[Tensor, ...] = tape.apply(Split, (x,), size)
+    result: tuple[Tensor, ...] = tape.apply_tuple(Split, (x,), size)
     return result
 
 
@@ -274,3 +276,30 @@ def view_as_real(tape: Tape, z: Tensor) -> Tensor:
 @rule("empty")
 def empty(tape: Tape, shape: Shape, dtype: str) -> Tensor:
     return tape.empty(shape, dtype)
+
+
+@rule("workspace")
+def workspace(tape: Tape, shape: Shape, dtype: str) -> Tensor:
+    return tape.empty(shape, dtype, owner=Owner.WORKSPACE)
+
+
+@rule("compute")
+def compute(tape: Tape, name: str, shape: Shape, dtype: str, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Outside the graph: the output and its kernel."""
+    return tape.pointwise(f"aten::{name}", shape, dtype, None, sum(x.bytes for x in inputs))
+
+
+@rule("cumsum")
+def cumsum(tape: Tape, x: Tensor) -> Tensor:
+    """The result, an int64 copy of the input, and cub's temporary storage where there is one row only."""
+    result = tape.empty(x.shape, "int64")
+    wide = tape.cast_copy(x, "int64")
+    if x.elements == x.shape[-1]:
+        tape.scratch(scratch.cub_scan(x.elements))
+    tape.recorder.memory_bound("aten::cumsum", "elementwise", wide.bytes + result.bytes)
+    return result
+
+
+@rule("read_on_host")
+def read_on_host(tape: Tape) -> None:
+    tape.recorder.sync(tape.recorder.record(COMPUTE))

@@ -157,7 +157,7 @@ class Unit:
                 target.prefetch(Training.FORWARD)
         return arguments
 
-    def post_forward(self, module: Module, output: Tensor) -> Tensor:
+    def post_forward(self, module: Module, output: Any) -> Any:
         if self.module_training is Training.PRE_BACKWARD:
             return output
         if len(self.modules) > 1:
@@ -171,10 +171,9 @@ class Unit:
                 communication.post_forward_order.append(self)
                 self.positions.append(len(communication.post_forward_order) - 1)
             self.training = Training.IDLE
-        if self.tape.grad_enabled and output.requires_grad:
-            node = output.node
-            assert node is not None
-            node.pre_hooks = [*(node.pre_hooks or []), self.pre_backward]
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if self.tape.grad_enabled and tensor.node is not None:
+                tensor.node.pre_hooks = [*(tensor.node.pre_hooks or []), self.pre_backward]
         self.module_training = Training.IDLE
         if communication.root_of_this_forward is self:
             communication.deferred_gather = None
@@ -194,7 +193,7 @@ class Unit:
         tracked = tuple(a for a in arguments if a.requires_grad)
         if not tracked:
             return arguments
-        passed = iter(self.tape.apply(_RegisterPostBackward, tracked, self))
+        passed = iter(self.tape.apply_tuple(_RegisterPostBackward, tracked, self))
         return tuple(next(passed) if a.requires_grad else a for a in arguments)
 
     # -- gathering ---------------------------------------------------------------------------------------------
@@ -204,6 +203,7 @@ class Unit:
             return
         policy, tape, recorder = self.policy, self.tape, self.tape.recorder
         recorder.operator(GATHER)
+        recorder.host("fsdp_unit")
         overlapped = self.training in (Training.FORWARD, Training.PRE_BACKWARD)
         copy_in, gather = (ALL_GATHER_COPY_IN, ALL_GATHER) if overlapped else (COMPUTE, COMPUTE)
         from_post_forward = self.shards is Shards.POST_FORWARD
@@ -211,7 +211,9 @@ class Unit:
         if ranks == 1 and not from_post_forward:
             self.pending, self.pending_ranks = _NO_GATHER, 1
             return
-        elements = sum(p.post_forward.elements if p.post_forward is not None else p.shard_elements for p in self.parameters)
+        elements = sum(
+            p.post_forward.elements if p.post_forward is not None else p.shard_elements for p in self.parameters
+        )
         inputs = self._gather_inputs(elements, copy_in)
         out = tape.empty((elements * ranks,), policy.gathered_dtype, stream=copy_in, owner=Owner.GATHERED)
         recorder.memory_bound("fsdp::all_gather_copy_in", "copy", 2 * out.bytes // ranks, copy_in)
@@ -298,7 +300,7 @@ class Unit:
         flat = self.tape.empty((self.policy.shard_ranks * p.shard_elements,), dtype, owner=Owner.GATHERED)
         p.flat = flat
         p.unsharded = Tensor(flat.storage, p.shape, dtype)
-        p.unsharded.requires_grad = True
+        p.unsharded.requires_grad = p.slot.requires_grad
 
     def reshard(self) -> None:
         """Give the gathered parameters back: all, or but a shard over fewer ranks."""
@@ -360,6 +362,7 @@ class Unit:
         """After the gradient of the unit's inputs: reshard, then reduce."""
         self.training = Training.POST_BACKWARD
         recorder = self.tape.recorder
+        recorder.host("fsdp_unit")
         for p in self.parameters:
             if p.accumulated is not None and p.unsharded is not None and p.unsharded.grad is not None:
                 recorder.memory_bound("aten::add_", "elementwise", 2 * p.accumulated.bytes + p.unsharded.grad.bytes)
@@ -378,7 +381,7 @@ class Unit:
             kept.append(self._reduce(owners, gradients))
 
     def _keep_unreduced(self) -> None:
-        """No gradient sync: every gradient becomes an unsharded one in the reduce dtype, kept for the next micro-batch."""
+        """No gradient sync: gradients become unsharded ones in the reduce dtype, kept for the next micro-batch."""
         dtype = self.policy.reduce_dtype
         self.reshard()
         last: Tensor | None = None

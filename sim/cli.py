@@ -1,0 +1,200 @@
+"""The verbs. `python -m sim --help` lists them; each is a thin layer over the room that does the work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from sim import __version__
+
+if TYPE_CHECKING:
+    from sim.report.summary import RunSummary
+    from sim.scenario.setup import Setup
+
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Strategies played at a time (default: processors).")]
+SOME_FITS, WRONG_INPUT, NONE_FITS, INTERRUPTED = 0, 2, 3, 130
+
+app = typer.Typer(
+    name="sim",
+    help="Play one training step of a neural network without a GPU: time, memory, and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@contextmanager
+def answers_errors() -> Iterator[None]:
+    """Errors of the user's input become text on stderr and exit code 2; Ctrl-C one line and 130."""
+    from sim.report.errors import RunError
+    from sim.scenario.problems import ScenarioError
+
+    try:
+        yield
+    except (ScenarioError, RunError) as error:
+        stop(str(error))
+    except OSError as error:
+        stop(f"{error.filename or 'file'}: {(error.strerror or str(error)).lower()}")
+    except KeyboardInterrupt:
+        stop("Interrupted.", INTERRUPTED)
+
+
+def stop(message: str, code: int = WRONG_INPUT) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise typer.Exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(f"sim {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (docs/json.md) and nothing else.")
+    ] = False,
+    no_files: Annotated[bool, typer.Option("--no-files", help="Write no tables, traces and figures.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path("out"),
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if any strategy does not fit.")] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="STRATEGY", help="Play this strategy; repeatable.")
+    ] = None,
+    jobs: Jobs = None,
+) -> None:
+    """Play every strategy of a scenario: one screen, and files under out/<scenario>/<strategy>/.
+
+    Exit code: 0 a strategy fits, 3 none does, 2 wrong input.
+
+    Example: python -m sim run scenarios/fsdp_ckpt.yaml --set batch.seq_len=4096
+    """
+    with answers_errors():
+        from sim.api import load
+        from sim.report.files import strategy_folders, write_summary
+        from sim.report.runner import Task, play_all
+        from sim.report.summary import summarize_run
+
+        loaded = load(scenario, overrides or ())
+        setups = chosen(loaded.strategies, only or ())
+        folders: list[Path | None] = [None] * len(setups)
+        if not no_files:
+            every = strategy_folders(out, loaded.name, [setup.name for setup in loaded.strategies])
+            folders = [folder for folder, setup in zip(every, loaded.strategies) if setup in setups]
+        tasks = [Task(scenario=loaded, setup=setup, folder=folder) for setup, folder in zip(setups, folders)]
+        summary = summarize_run(loaded, tuple(answer.summary for answer in play_all(tasks, jobs)))
+        written = [folder for folder in folders if folder is not None]
+        if written:
+            write_summary(written[0].parent, summary)
+        show(summary, as_json, written)
+        raise typer.Exit(exit_code([strategy.fits for strategy in summary.strategies], strict))
+
+
+def show(summary: RunSummary, as_json: bool, folders: Sequence[Path]) -> None:
+    """The answer on stdout."""
+    if as_json:
+        from sim.report.summary import to_json
+
+        print(to_json(summary))
+        return
+    from sim.report.console import make_console, show_run
+
+    show_run(make_console(), summary, folders)
+
+
+@app.command()
+def compare(
+    files: Annotated[list[Path], typer.Argument(help="Scenario files, run folders, or summary.json files.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where compare.png goes.")] = Path("out"),
+    no_files: Annotated[bool, typer.Option("--no-files", help="Draw no figure.")] = False,
+    jobs: Jobs = None,
+) -> None:
+    """Put strategies side by side, with differences against the first: a table, and all curves in compare.png.
+
+    Example: python -m sim compare out/fsdp_ckpt/none out/fsdp_ckpt/full
+    """
+    with answers_errors():
+        from sim.report.compare import compare_table, gather, token_warning, write_comparison
+        from sim.report.console import make_console
+
+        entries = gather(files, jobs)
+        console = make_console()
+        console.print(compare_table(entries))
+        if (warning := token_warning(entries)) is not None:
+            print(warning, file=sys.stderr)
+        if not no_files:
+            written = write_comparison(out, entries)
+            console.print(f"\nFigure: {written}" if written else "\nNothing to draw.", soft_wrap=True)
+        raise typer.Exit(exit_code([entry.summary.fits for entry in entries], strict=False))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files, for editors.
+
+    Example: python -m sim schema > scenario.schema.json
+    """
+    import json
+
+    from sim.scenario import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def gpus() -> None:
+    """List the GPUs that a scenario can name.
+
+    Example: python -m sim gpus
+    """
+    from sim.report.catalogues import gpu_table
+    from sim.report.console import make_console
+
+    make_console().print(gpu_table())
+
+
+@app.command()
+def presets() -> None:
+    """List the models that a scenario can name.
+
+    Example: python -m sim presets
+    """
+    from sim.report.catalogues import preset_table
+    from sim.report.console import make_console
+
+    make_console().print(preset_table())
+
+
+def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:
+    """The strategies of those names, in the scenario's order; all where no name is given."""
+    known = [setup.name for setup in setups]
+    for name in names:
+        if name not in known:
+            from sim.scenario.problems import nearest_name
+
+            near = nearest_name(name, known)
+            stop(f"--only {name}: one of {', '.join(known)}{f' (did you mean {near}?)' if near else ''}")
+    return [setup for setup in setups if not names or setup.name in names]
+
+
+def exit_code(fits: list[bool], strict: bool) -> int:
+    """0 if at least one strategy fits (all of them where `strict`), else 3."""
+    return SOME_FITS if (all(fits) if strict else any(fits)) else NONE_FITS
+
+
+def main() -> None:
+    """Entry point of `sim` and `python -m sim`."""
+    app()

@@ -1,0 +1,49 @@
+"""What every causal language model here shares: linear layers, embeddings, and the loss over its logits."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sim.model import functional as F
+from sim.model.calls import Tensor, active
+from sim.model.config import ModelConfig
+from sim.model.module import Module, ModuleList, Parameter
+
+
+class Linear(Module):
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        self.weight = Parameter(outputs, inputs)
+        self.bias = Parameter(outputs) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    def __init__(self, count: int, width: int) -> None:
+        self.weight = Parameter(count, width)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return F.embedding(indices, self.weight)
+
+
+class LanguageModel(Module):
+    """Maps tokens [B, S] to logits [B, S, V]. `layers` are the repeated blocks, which wrappers may replace."""
+
+    layers: ModuleList
+    checkpoints_first: ClassVar[bool] = False
+    """Which of every k layers is checkpointed: the first, or the last (torchtitan)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
+    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the training script calls: (loss, logits if it sees them). Here it computes the loss from the logits."""
+        logits = self(tokens)
+        with active().computing_loss(logits):
+            return self.loss(logits, targets), logits
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """F.cross_entropy over all tokens, as a training script calls it: an fp32 copy dies when it returns."""
+        flat = logits.view(-1, logits.shape[-1])
+        return F.cross_entropy(flat.float() if self.config.logits == "loss_upcast" else flat, targets.view(-1))

@@ -1,0 +1,65 @@
+"""What transformers' causal language models share: positions, the causal mask's check, the loss (transformers 5.24)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.model import functional as F
+from sim.model.calls import Tensor, active
+from sim.model.language_model import LanguageModel, Linear
+
+
+def make_position_ids(length: int) -> Tensor:
+    """torch.arange(S) + number of past tokens, as [1, S]."""
+    past = F.empty((length,), "int64")
+    return F.compute("add", (length,), "int64", past).view(1, length)
+
+
+def check_packed_sequences(batch: int, position_ids: Tensor) -> None:
+    """create_causal_mask without an attention mask: do the positions restart, i.e. are sequences packed?
+
+    The answer is read on the host. It is no, so that no mask is made: SDPA gets is_causal.
+    """
+    shape = (batch, position_ids.shape[1])
+    before_first = F.compute("sub", (batch, 1), "int64", position_ids)
+    extended = F.compute("cat", (batch, shape[1] + 1), "int64", before_first, position_ids)
+    difference = F.compute("sub", shape, "int64", extended)
+    del extended
+    sequence = F.cumsum(F.compute("ne", shape, "bool", difference))
+    at_end = F.compute("eq", (batch,), "bool")
+    whole = F.compute("all", (), "bool", at_end)
+    F.read_on_host()
+    del before_first, difference, sequence, at_end, whole
+
+
+class TransformersModel(LanguageModel):
+    """A model that computes its own loss: what forward's frame holds is alive meanwhile."""
+
+    checkpoints_first = True
+    lm_head: Linear
+
+    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        outputs: Any = self(tokens, targets)
+        loss, logits = outputs
+        return loss, logits
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.hidden_states(tokens)
+        logits = self.lm_head(hidden)
+        if self.config.logits == "model_upcast":
+            logits = logits.float()
+        with active().computing_loss(logits):
+            return self.loss(logits, labels), logits
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """The network up to the final norm: [B, S, H]."""
+        raise NotImplementedError
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """ForCausalLMLoss: logits in fp32; labels padded by one and shifted (a copy where B > 1)."""
+        batch, length, vocab = logits.shape
+        if self.config.logits == "loss_upcast":
+            logits = logits.float()
+        labels = F.compute("constant_pad_nd", (batch, length + 1), "int64", targets)
+        shifted = labels.narrow(1, 1, length).contiguous()
+        return F.cross_entropy(logits.view(-1, vocab), shifted.view(-1))

@@ -1,0 +1,237 @@
+"""One screen: what each strategy costs, where its peak is, what is behind the figures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sim.report.files import FILES
+from sim.report.summary import OutOfMemory, RunSummary, StrategySummary
+from sim.report.words import NOTHING, duration_of, place, short_op, whole
+from sim.units import format_bytes
+
+PLAIN_WIDTH = 120
+"""Columns where the output is no terminal and COLUMNS says nothing."""
+TIGHT = 0.05
+"""Less headroom than this share of the device is called tight."""
+SHOWN_OWNERS = 5
+LONGEST_NAME = 28
+"""Longer names of strategies are folded."""
+
+GOOD, TIGHT_STYLE, BAD, DIM = "green", "yellow", "bold red", "dim"
+
+
+def make_console(file: TextIO | None = None) -> Console:
+    """A console for results: colours and the true width on a terminal, plain text elsewhere."""
+    console = Console(file=file, highlight=False, soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+def show_run(console: Console, run: RunSummary, folders: Sequence[Path] = ()) -> None:
+    """The whole screen of one scenario; `folders` have been written."""
+    console.print(headline(run), "")
+    for table in (main_table(run.strategies), time_table(run.strategies), memory_table(run.strategies)):
+        console.print(table, "")
+    for strategy in run.strategies:
+        console.print(explanation(strategy))
+    console.print()
+    for line in footnotes(run):
+        console.print(Text(line, style=DIM))
+    for warning in run.warnings:
+        console.print(Text(f"warning: {warning}", style=TIGHT_STYLE))
+    if folders:
+        names = f"{{{','.join(folder.name for folder in folders)}}}" if len(folders) > 1 else folders[0].name
+        console.print(f"Files: {folders[0].parent}/{names}/ with {', '.join(FILES)}", soft_wrap=True)
+
+
+def headline(run: RunSummary) -> Text:
+    tokens = sorted({s.tokens_per_step for s in run.strategies if s.tokens_per_step})
+    parts = [run.description or run.model, f"{run.gpus} x {run.gpu}"]
+    parts += [f"{' or '.join(f'{count:,}' for count in tokens)} tokens/step"] if tokens else []
+    return Text.assemble((run.scenario, "bold"), ": ", " | ".join(parts))
+
+
+def main_table(strategies: Sequence[StrategySummary]) -> Table:
+    """What decides: speed, memory, the cause of the peak, room left."""
+    unit = Unit.of(strategies)
+    return table_of(
+        "strategy",
+        strategies,
+        Column("step", lambda s: duration_of(s.step_time_s)),
+        Column("tok/s/GPU", lambda s: whole(s.tokens_per_s_per_gpu)),
+        Column("MFU", lambda s: percent(s.mfu)),
+        Column(f"active {unit.name}", lambda s: unit.of_bytes(s.peak_active_bytes)),
+        Column("reserved", lambda s: unit.of_bytes(s.peak_reserved_bytes)),
+        Column("peak is in", lambda s: place(s.peak.phase, s.peak.layer), "left"),
+        Column(_fits_heading(strategies), lambda s: verdict(s, unit), "left"),
+    )
+
+
+def time_table(strategies: Sequence[StrategySummary]) -> Table:
+    """Where the step's time goes."""
+    return table_of(
+        "time",
+        strategies,
+        Column("first step", lambda s: duration_of(s.first_step.step_time_s)),
+        Column("HFU", lambda s: percent(s.hfu)),
+        Column("recompute", recomputed),
+        Column("exposed comm.", lambda s: duration_of(s.exposed_communication_s)),
+        Column("host-bound", lambda s: duration_of(s.host_bound_s)),
+        Column("gathers", lambda s: whole(s.all_gathers or None)),
+        Column("scatters", lambda s: whole(s.reduce_scatters or None)),
+    )
+
+
+def memory_table(strategies: Sequence[StrategySummary]) -> Table:
+    """Peaks of the first step and, where they differ, of every later one."""
+    unit = Unit.of(strategies)
+
+    def both(peak: str) -> Callable[[StrategySummary], str]:
+        return lambda s: unit.both(getattr(s.first_step, peak), getattr(s, peak))
+
+    return table_of(
+        f"{unit.name}, first > later steps",
+        strategies,
+        Column("allocated", both("peak_allocated_bytes")),
+        Column("active", both("peak_active_bytes")),
+        Column("reserved", both("peak_reserved_bytes")),
+        Column("device use", both("peak_device_bytes")),
+        Column("largest batch", lambda s: whole(s.largest_micro_batch)),
+    )
+
+
+def _fits_heading(strategies: Sequence[StrategySummary]) -> str:
+    usable = {s.usable_device_bytes for s in strategies}
+    return f"fits {format_bytes(usable.pop())}" if len(usable) == 1 else "fits"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of every strategy under a heading."""
+
+    heading: str
+    cell: Callable[[StrategySummary], str | Text]
+    justify: Literal["left", "right"] = "right"
+
+
+def table_of(
+    heading: str, strategies: Sequence[StrategySummary], *columns: Column, names: Sequence[str] | None = None
+) -> Table:
+    """One row per strategy, by its name or another; a column without any figure is left out."""
+    names = names or [s.name for s in strategies]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    widest = max(len(name) for name in (heading, *names))
+    table.add_column(heading, style="bold", overflow="fold", no_wrap=widest <= LONGEST_NAME)
+    cells = []
+    for column in columns:
+        values = [column.cell(s) for s in strategies]
+        if any(str(value) != NOTHING for value in values):
+            table.add_column(column.heading, justify=column.justify, overflow="fold")
+            cells.append(values)
+    for row, name in enumerate(names):
+        table.add_row(Text(name), *(values[row] for values in cells))
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One unit for all sizes of a table, small enough for the smallest peak."""
+
+    name: str
+    factor: int
+    digits: int
+
+    @classmethod
+    def of(cls, strategies: Sequence[StrategySummary]) -> Unit:
+        smallest = min(s.peak_active_bytes for s in strategies)
+        if smallest < 1 << 30:
+            return cls("MiB", 1 << 20, 0 if smallest >= 10 << 20 else 2)
+        return cls("GiB", 1 << 30, 1 if smallest >= 10 << 30 else 2)
+
+    def of_bytes(self, count: int) -> str:
+        return f"{count / self.factor:,.{self.digits}f}"
+
+    def both(self, first: int, later: int) -> str:
+        """Of the first step and of later ones; once where they agree."""
+        a, b = self.of_bytes(first), self.of_bytes(later)
+        return b if a == b else f"{a} > {b}"
+
+
+def recomputed(s: StrategySummary) -> str:
+    again = s.recompute_overhead
+    if again is None:
+        return NOTHING
+    return f"{again.of_forward:.0%} fwd, +{again.of_step:.0%} step" if again.of_forward else "none"
+
+
+def verdict(s: StrategySummary, unit: Unit) -> Text:
+    """Does it fit, and with what to spare."""
+    room = unit.of_bytes(abs(s.headroom_bytes))
+    if not s.fits:
+        return Text(f"no, {room} short" if s.headroom_bytes < 0 else "no", style=BAD)
+    if s.headroom_bytes < TIGHT * s.usable_device_bytes:
+        return Text(f"barely, {room} left", style=TIGHT_STYLE)
+    return Text(f"{room} left", style=GOOD)
+
+
+def explanation(s: StrategySummary) -> Text:
+    """Why the peak is what it is, who holds it, and what would lower it."""
+    owners = list(s.peak.owners.items())
+    held = [f"{label} {format_bytes(count)}" for label, count in owners[:SHOWN_OWNERS]]
+    rest = sum(count for _, count in owners[SHOWN_OWNERS:])
+    held += [f"rest {format_bytes(rest)}"] if rest else []
+    where = f"{place(s.peak.phase, s.peak.layer)} ({short_op(s.peak.op, s.peak.phase)})"
+    verb = "peaks at" if s.fits else "would peak at"
+    text = Text.assemble((s.name, "bold"), f" {verb} {format_bytes(s.peak_active_bytes)} in {where}: ")
+    text.append(", ".join(held) + ".")
+    if s.lever is not None:
+        then = place(s.lever.phase, s.lever.layer)
+        measure = s.lever.measure[0].upper() + s.lever.measure[1:]
+        text.append(f" {measure} can lower it to {format_bytes(s.lever.peak_bytes)} at best (then {then}).")
+    if s.oom is not None:
+        text.append(" " + out_of_memory_text(s.oom), style=BAD)
+    return text
+
+
+def out_of_memory_text(oom: OutOfMemory) -> str:
+    step = "first step" if oom.step == 0 else f"step {oom.step + 1}"
+    return (
+        f"Out of memory in the {step}, {place(oom.phase, oom.layer)} ({short_op(oom.op, oom.phase)}): tried to "
+        f"allocate {format_bytes(oom.tried_bytes)} with {format_bytes(oom.device_free_bytes)} free, "
+        f"{format_bytes(oom.allocated_bytes)} allocated, {format_bytes(oom.reserved_bytes)} reserved."
+    )
+
+
+def footnotes(run: RunSummary) -> Iterable[str]:
+    """What the figures mean and how far to trust them; once where all strategies agree."""
+    for label in dict.fromkeys(s.labels["bytes"] for s in run.strategies):
+        yield f"Bytes and counts: {label.label}. {label.source}."
+    for label in dict.fromkeys(s.labels["time"] for s in run.strategies):
+        yield f"Times: {label.label}. {label.source}."
+    yield from dict.fromkeys(_capacity(s) for s in run.strategies)
+    if any(s.tokens_per_step for s in run.strategies):
+        yield f"MFU: {run.mfu_formula}. HFU adds recomputed FLOPs."
+
+
+def _capacity(s: StrategySummary) -> str:
+    parts = [("usable", s.usable_device_bytes, "usable_device_bytes"), ("context", s.context_bytes, "context_bytes")]
+    if s.communicator_bytes:
+        parts.append(("communicators", s.communicator_bytes, "communicator_bytes"))
+    said = [
+        f"{name} {format_bytes(count)} ({s.labels[key].label}: {s.labels[key].source})" for name, count, key in parts
+    ]
+    return f"Device: {'; '.join(said)}. Device use is reserved plus all but the first."
+
+
+def percent(fraction: float | None) -> str:
+    return NOTHING if fraction is None else f"{100 * fraction:.1f}%"

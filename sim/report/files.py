@@ -1,0 +1,93 @@
+"""The files of a run: one folder per strategy, every file complete or absent."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from sim.api import Outcome
+from sim.report.errors import RunError, cannot_write
+from sim.report.figure import timeline_figure, title_of
+from sim.report.picture import Picture
+from sim.report.summary import RunSummary, to_json
+from sim.timeline.export.tables import kernel_table, memory_table
+from sim.timeline.export.trace import Rank, trace_bytes
+from sim.timeline.lanes import Lanes
+
+SUMMARY, KERNELS, MEMORY, TRACE, FIGURE = (
+    "summary.json", "kernels.parquet", "memory.parquet", "trace.json.gz", "timeline.png",
+)  # fmt: skip
+FILES = (FIGURE, TRACE, KERNELS, MEMORY, SUMMARY)
+LONGEST_FOLDER = 80
+
+
+def folder_names(names: Iterable[str]) -> list[str]:
+    """A folder name per name: letters, digits and `-_.+` of it, never hidden, no two alike on any file system."""
+    folders: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        safe = re.sub(r"[^\w.+-]+", "_", unicodedata.normalize("NFC", name)).strip(".")[:LONGEST_FOLDER] or "_"
+        folder, number = safe, 1
+        while folder.casefold() in taken:
+            number += 1
+            folder = f"{safe}-{number}"
+        taken.add(folder.casefold())
+        folders.append(folder)
+    return folders
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """`write` fills a temporary file beside `path`, which then takes its name. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def strategy_folders(out: Path, scenario: str, strategies: Sequence[str]) -> list[Path]:
+    """Make out/<scenario>/<strategy> for every strategy, before anything is played. Raises RunError."""
+    root = out / folder_names([scenario])[0]
+    folders = [root / name for name in folder_names(strategies)]
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(error, folder) from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise RunError(f"{folder}: cannot be written: permission denied")
+    return folders
+
+
+def write_files(folder: Path, outcome: Outcome, lanes: Lanes, picture: Picture, summary: RunSummary) -> None:
+    """Everything that one strategy leaves. Raises OSError.
+
+    `lanes` are the outcome's `shown_lanes`: out of memory, tables and trace hold what was allocated until then, timed
+    as if there had been enough.
+    """
+    import pyarrow.parquet as parquet
+
+    memory, cluster = outcome.memory, outcome.setup.cluster
+    rank = Rank(0, cluster.gpus, cluster.gpu.title, cluster.gpu.memory_bytes)
+    title = title_of(summary.scenario, picture, summary.strategies[0].headroom_bytes)
+    kernels, allocations = kernel_table(lanes), memory_table(memory, lanes)
+    trace, text = trace_bytes(memory, lanes, rank), to_json(summary) + "\n"
+    write_atomically(folder / KERNELS, lambda file: parquet.write_table(kernels, file))
+    write_atomically(folder / MEMORY, lambda file: parquet.write_table(allocations, file))
+    write_atomically(folder / TRACE, lambda file: file.write(trace))
+    write_atomically(folder / FIGURE, lambda file: timeline_figure(picture, title).savefig(file, format="png"))
+    write_atomically(folder / SUMMARY, lambda file: file.write(text.encode()))
+
+
+def write_summary(folder: Path, summary: RunSummary) -> None:
+    """summary.json of a whole run, beside its strategies' folders. Raises RunError."""
+    try:
+        write_atomically(folder / SUMMARY, lambda file: file.write((to_json(summary) + "\n").encode()))
+    except OSError as error:
+        raise cannot_write(error, folder) from None

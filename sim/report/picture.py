@@ -1,0 +1,148 @@
+"""What a figure shows of one strategy, as small arrays: the memory curve by owner over the lanes of the steady step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.api import Outcome, play_time
+from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, STREAM_NAMES, Ints, Phase
+from sim.program.world import Floats
+from sim.report.words import place, short_op
+from sim.timeline.clock import memory_clock, step_windows
+from sim.timeline.lanes import Bools, Lanes, merged, total
+
+BINS = 2400
+"""Instants that a curve keeps: more than a figure has pixels."""
+SHORTEST_LANE = 1e-4
+"""Of a step: a stream that is busy for less is left out."""
+COMMUNICATION, COPY_IN = "communication", "copy-in"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One stream: for every kind of work (a phase, or what the stream carries) the times [n, 2] in ms it runs."""
+
+    name: str
+    work: dict[str, Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """Times are ms from the start of the steady step, on the device axis; a value holds until the next time.
+
+    Where the strategy does not fit (`fits` false) everything shows what would happen with memory enough.
+    """
+
+    name: str
+    fits: bool
+    step_ms: float
+    times_ms: Floats
+    owners: dict[str, Ints]
+    reserved_bytes: Ints | None
+    capacity_bytes: int
+    peak_ms: float
+    peak_bytes: int
+    peak_place: str
+    lanes: tuple[Lane, ...]
+
+    @property
+    def top_bytes(self) -> int:
+        """The highest point of all curves."""
+        highest = 0 if self.reserved_bytes is None else int(self.reserved_bytes.max(initial=0))
+        return max(self.peak_bytes, highest)
+
+
+def shown_lanes(outcome: Outcome) -> Lanes:
+    """The lanes of a strategy; where it does not fit, those that it would have with memory enough."""
+    return outcome.lanes or play_time(outcome.setup, outcome.program, outcome.unlimited)
+
+
+def picture_of(outcome: Outcome, lanes: Lanes) -> Picture:
+    """The picture of a strategy; `lanes` are its `shown_lanes`."""
+    memory = outcome.memory if outcome.fits else outcome.unlimited
+    begin_ns, end_ns = step_windows(lanes)[-1]
+    first, last = memory.steps()[-1]
+    times_ms = np.maximum((memory_clock(memory, lanes).device_ns[first:last] - begin_ns) * 1e-6, 0.0)
+    kept = thinned(times_ms, memory.active_bytes[first:last])
+    events = np.concatenate(([max(first - 1, 0)], first + kept))
+    peak = outcome.peak
+    return Picture(
+        name=outcome.name,
+        fits=outcome.fits,
+        step_ms=(end_ns - begin_ns) * 1e-6,
+        times_ms=np.concatenate(([0.0], times_ms[kept])),
+        owners={owner.label: curve[events] for owner, curve in memory.owner_curves().items()},
+        reserved_bytes=memory.reserved_bytes[events],
+        capacity_bytes=outcome.capacity_bytes,
+        peak_ms=float(times_ms[peak.event - first]),
+        peak_bytes=peak.bytes,
+        peak_place=f"{place(peak.phase.name.lower(), peak.path)} ({short_op(peak.operator, peak.phase.name.lower())})",
+        lanes=stream_lanes(work_of(lanes), begin_ns, end_ns),
+    )
+
+
+def thinned(times_ms: Floats, total_bytes: Ints) -> Ints:
+    """At most two events per bin of time, in order: the one with the largest total, so the peak stays, and the last."""
+    if not len(times_ms):
+        return np.zeros(0, np.int64)
+    span = max(float(times_ms[-1] - times_ms[0]), 1e-9)
+    bins = ((times_ms - times_ms[0]) * (BINS / span)).astype(np.int64)
+    order = np.lexsort((-total_bytes, bins))
+    leads = np.flatnonzero(np.diff(bins[order], prepend=-1))
+    last = np.append(np.flatnonzero(np.diff(bins)), len(bins) - 1)
+    return np.union1d(order[leads], last)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What ran on the streams, one entry per kernel or collective; `stream` and `phase` as numbers of their enums."""
+
+    stream: Ints
+    phase: Ints
+    is_collective: Bools
+    start_ns: Floats
+    end_ns: Floats
+
+
+def work_of(lanes: Lanes) -> Work:
+    """The rows of a rank that take time on a stream."""
+    runs = np.flatnonzero(lanes.is_kernel | lanes.is_collective)
+    streams = lanes.program.row_stream[runs]
+    return Work(streams, lanes.phase[runs], lanes.is_collective[runs], lanes.start_ns[runs], lanes.end_ns[runs])
+
+
+def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]:
+    """Lanes of the streams that do anything between two times: compute by phase, others by what they carry."""
+    inside = (work.end_ns > begin_ns) & (work.start_ns < end_ns)
+    smallest_ns = (end_ns - begin_ns) / BINS
+    result = []
+    for stream, name in enumerate(STREAM_NAMES):
+        here = inside & (work.stream == stream)
+        if total(merged(work.start_ns[here], work.end_ns[here])) < SHORTEST_LANE * (end_ns - begin_ns):
+            continue
+        if stream == COMPUTE:
+            kinds = {phase.name.lower(): here & (work.phase == phase) for phase in Phase}
+        else:
+            name = _carries(stream, name, bool(work.is_collective[here].any()))
+            kinds = {name: here}
+        times = {
+            kind: _spans_ms(work.start_ns[rows], work.end_ns[rows], begin_ns, smallest_ns)
+            for kind, rows in kinds.items()
+            if rows.any()
+        }
+        result.append(Lane(name=name.replace("_", "-"), work=times))
+    return tuple(result)
+
+
+def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, smallest_ns: float) -> Floats:
+    """When any of them runs, from `begin_ns` on; gaps that no pixel would show are closed."""
+    spans = merged(start_ns, end_ns + smallest_ns)
+    return (spans - [0.0, smallest_ns] - begin_ns) * 1e-6
+
+
+def _carries(stream: int, name: str, collective: bool) -> str:
+    if stream == ALL_GATHER_COPY_IN:
+        return COPY_IN
+    return name if collective else COMMUNICATION

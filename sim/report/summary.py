@@ -1,0 +1,264 @@
+"""The figures of a run as plain data: what the console prints, what `--json` writes (docs/json.md explains every key).
+
+Field names are the keys of the JSON; `None` is null: no such figure, or the run did not get so far.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sim import __version__
+from sim.api import Outcome, cost_model
+from sim.model.config import ChainConfig
+from sim.model.flops import MFU_FORMULA
+from sim.report.levers import Lever, find_lever
+from sim.scenario.setup import Scenario, Setup
+from sim.timeline.clock import step_windows
+from sim.timeline.memory import MemoryTimeline
+from sim.timeline.metrics import outside_bytes
+
+AWAITING_STREAM = "freed, awaited by a stream"
+"""Owner of bytes that no tensor holds and that cannot be reused yet: active less allocated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep:
+    """The step that creates optimizer states and fills the allocator's cache."""
+
+    step_time_s: float | None
+    peak_allocated_bytes: int
+    peak_active_bytes: int
+    peak_reserved_bytes: int
+    peak_device_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakOfActive:
+    """Where the steady step's peak of active bytes is; `owners` (largest first) sum to it."""
+
+    phase: str
+    layer: str
+    op: str
+    owners: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeOverhead:
+    """Recomputed kernel time over that of the forward, and over a step without it."""
+
+    of_forward: float
+    of_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The allocation that failed, with what PyTorch's message would say and who held memory then."""
+
+    step: int
+    phase: str
+    layer: str
+    op: str
+    requested_bytes: int
+    tried_bytes: int
+    device_free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    alive: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """How far a figure can be trusted: exact, calibrated, published, datasheet, given or assumed; and who says so."""
+
+    label: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategySummary:
+    """One strategy. Peaks are those of the steady step, or what it would need where it does not fit."""
+
+    name: str
+    tokens_per_step: int | None
+    step_time_s: float | None
+    steady_step_start_s: float | None
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
+    hfu: float | None
+    peak_allocated_bytes: int
+    peak_active_bytes: int
+    peak_reserved_bytes: int
+    peak_device_bytes: int
+    first_step: FirstStep
+    peak: PeakOfActive
+    lever: Lever | None
+    exposed_communication_s: float | None
+    host_bound_s: float | None
+    recompute_overhead: RecomputeOverhead | None
+    all_gathers: int | None
+    reduce_scatters: int | None
+    largest_micro_batch: int | None
+    fits: bool
+    usable_device_bytes: int
+    context_bytes: int
+    communicator_bytes: int
+    headroom_bytes: int
+    oom: OutOfMemory | None
+    labels: dict[str, Evidence]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One scenario: the object that `--json` prints, and that every summary.json holds (with one strategy)."""
+
+    sim_version: str
+    scenario: str
+    description: str
+    model: str
+    gpu: str
+    gpus: int
+    mfu_formula: str
+    warnings: tuple[str, ...]
+    strategies: tuple[StrategySummary, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers, ready for JSON."""
+        return asdict(self)
+
+
+def to_json(summary: RunSummary) -> str:
+    """As `--json` prints it and summary.json holds it."""
+    return json.dumps(summary.as_dict(), indent=2, ensure_ascii=False)
+
+
+def summarize_run(scenario: Scenario, strategies: tuple[StrategySummary, ...]) -> RunSummary:
+    first = scenario.strategies[0]
+    return RunSummary(
+        sim_version=__version__,
+        scenario=scenario.name,
+        description=scenario.description,
+        model=first.model.name,
+        gpu=first.cluster.gpu.name,
+        gpus=first.cluster.gpus,
+        mfu_formula=MFU_FORMULA,
+        warnings=scenario.warnings,
+        strategies=strategies,
+    )
+
+
+def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> StrategySummary:
+    """All figures of one strategy."""
+    setup, steady, time, use = outcome.setup, outcome.steady, outcome.time, outcome.utilization
+    usable = setup.cluster.usable_memory_bytes
+    most_device_bytes = max(steady.device_bytes, outcome.first_step.device_bytes)
+    return StrategySummary(
+        name=outcome.name,
+        tokens_per_step=tokens_per_step(setup),
+        step_time_s=time.step_ns * 1e-9 if time else None,
+        steady_step_start_s=step_windows(outcome.lanes)[-1][0] * 1e-9 if outcome.lanes else None,
+        tokens_per_s_per_gpu=use.tokens_per_s_per_gpu if use else None,
+        mfu=use.mfu if use else None,
+        hfu=use.hfu if use else None,
+        peak_allocated_bytes=steady.allocated_bytes,
+        peak_active_bytes=steady.active_bytes,
+        peak_reserved_bytes=steady.reserved_bytes,
+        peak_device_bytes=steady.device_bytes,
+        first_step=_first_step(outcome),
+        peak=_peak(outcome),
+        lever=find_lever(outcome),
+        exposed_communication_s=time.exposed_communication_ns * 1e-9 if time else None,
+        host_bound_s=time.host_bound_ns * 1e-9 if time else None,
+        recompute_overhead=(
+            RecomputeOverhead(of_forward=time.recompute_of_forward, of_step=time.recompute_of_step) if time else None
+        ),
+        all_gathers=time.collectives.get("all_gather", 0) if time else None,
+        reduce_scatters=time.collectives.get("reduce_scatter", 0) if time else None,
+        largest_micro_batch=largest_micro_batch,
+        fits=outcome.fits,
+        usable_device_bytes=usable,
+        context_bytes=setup.cluster.context_bytes,
+        communicator_bytes=outside_bytes(setup) - setup.cluster.context_bytes,
+        headroom_bytes=usable - most_device_bytes,
+        oom=_out_of_memory(outcome.memory),
+        labels=evidence(setup),
+    )
+
+
+def tokens_per_step(setup: Setup) -> int | None:
+    """Tokens of all ranks in one optimizer step; None for the chain, which has none."""
+    if isinstance(setup.model, ChainConfig):
+        return None
+    batch = setup.batch
+    return batch.micro_batch * batch.seq_len * batch.accumulation * setup.cluster.gpus
+
+
+def evidence(setup: Setup) -> dict[str, Evidence]:
+    """What each kind of figure rests on."""
+    cluster = setup.cluster
+    labels = {
+        "bytes": Evidence(
+            label="exact",
+            source=f"Allocations and caching allocator as PyTorch {setup.torch}'s, where recordings cover the case",
+        ),
+        "time": _time_evidence(setup),
+    }
+    for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes"):
+        source = cluster.source(figure)
+        name = "usable_device_bytes" if figure == "usable_memory_bytes" else figure
+        labels[name] = Evidence(label=source.label, source=source.text)
+    return labels
+
+
+def _time_evidence(setup: Setup) -> Evidence:
+    """Calibrated if every figure was measured on the user's device, else assumed: figures of different machines."""
+    if isinstance(setup.model, ChainConfig):
+        return Evidence(label="given", source="Durations of the scenario")
+    cost = cost_model(setup)
+    counts = Counter(figure.label for _, figure in cost.labels())
+    label = "calibrated" if set(counts) == {"measured"} else "assumed"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    return Evidence(label=label, source=f"Cost profile {cost.profile.name}, framework {setup.host.framework}: {kinds}")
+
+
+def _first_step(outcome: Outcome) -> FirstStep:
+    first, time = outcome.first_step, outcome.time
+    return FirstStep(
+        step_time_s=time.first_step_ns * 1e-9 if time else None,
+        peak_allocated_bytes=first.allocated_bytes,
+        peak_active_bytes=first.active_bytes,
+        peak_reserved_bytes=first.reserved_bytes,
+        peak_device_bytes=first.device_bytes,
+    )
+
+
+def _peak(outcome: Outcome) -> PeakOfActive:
+    peak = outcome.peak
+    owners = {owner.label: size for owner, size in outcome.owners.items()}
+    rest = peak.bytes - sum(owners.values())
+    if rest > 0:
+        owners[AWAITING_STREAM] = rest
+    ranked = dict(sorted(owners.items(), key=lambda item: -item[1]))
+    return PeakOfActive(phase=peak.phase.name.lower(), layer=peak.path, op=peak.operator, owners=ranked)
+
+
+def _out_of_memory(memory: MemoryTimeline) -> OutOfMemory | None:
+    failure = memory.out_of_memory
+    if failure is None:
+        return None
+    program = memory.program
+    phase, layer, op = program.where(int(program.mem_where[failure.event]))
+    return OutOfMemory(
+        step=len(memory.steps()) - 1,
+        phase=phase.name.lower(),
+        layer=layer,
+        op=op,
+        requested_bytes=failure.requested_bytes,
+        tried_bytes=failure.driver_bytes,
+        device_free_bytes=failure.device_free_bytes,
+        allocated_bytes=failure.allocated_bytes,
+        reserved_bytes=failure.reserved_bytes,
+        alive={owner.label: size for owner, size in memory.owners_at(failure.event - 1).items()},
+    )

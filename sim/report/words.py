@@ -1,0 +1,28 @@
+"""Figures and places in the words that people use."""
+
+from __future__ import annotations
+
+from sim.units import format_duration
+
+NOTHING = "-"
+
+
+def place(phase: str, layer: str) -> str:
+    """ "backward" of "loss" -> "loss backward"; the root has no name."""
+    return phase if layer == phase else f"{layer} {phase}".strip()
+
+
+def short_op(op: str, phase: str) -> str:
+    """The half of "aten.mm (MmBackward0)" that runs in the phase."""
+    forward, _, backward = op.partition(" (")
+    if not op:
+        return "no operator"
+    return backward.rstrip(")") if backward and phase == "backward" else forward
+
+
+def duration_of(seconds: float | None) -> str:
+    return NOTHING if seconds is None else format_duration(seconds * 1e9)
+
+
+def whole(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"

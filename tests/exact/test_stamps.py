@@ -1,0 +1,81 @@
+"""Stamped layers give the program that recording every layer gives: event by event, row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.program.program import Program
+from sim.runtime.train import record_training
+from sim.scenario import load_text
+from sim.scenario.setup import Setup
+
+LLAMA = """
+model: {preset: llama-tiny, implementation: IMPLEMENTATION, layers: 9}
+cluster: {gpu: h100, gpus_per_node: 8}
+batch: {micro_batch: 1, seq_len: 256, accumulation: 2}
+precision: {parameters: fp32, compute: bf16, reduce: fp32, autocast: false}
+parallel: {fsdp: {degree: 8}}
+"""
+GPT = """
+model: {preset: gpt-tiny, implementation: nanogpt, layers: 9, dropout: DROPOUT}
+cluster: {gpu: a100, gpus_per_node: 1}
+batch: {micro_batch: 2, seq_len: 256, accumulation: 2}
+precision: {parameters: bf16, compute: bf16}
+"""
+CHECKPOINTS = {
+    "none": "null",
+    "full": "{every: 1}",
+    "no early stop": "{every: 1, early_stop: false}",
+    "every 2": "{every: 2}",
+    "segments of 2": "{segment: 2}",
+    "first 5": "{first: 5}",
+    "selective": "{save: [attention, every_second_matmul]}",
+    "mm only": "{save: [aten.mm]}",
+}
+COLUMNS = (
+    "row_kind", "row_stream", "row_argument", "mem_kind", "mem_handle", "mem_bytes", "mem_stream", "mem_row", "owners",
+)  # fmt: skip
+
+
+def setup_of(text: str) -> Setup:
+    return load_text(text, "stamps").strategies[0]
+
+
+def assert_equal(a: Program, b: Program) -> None:
+    for column in COLUMNS:
+        assert np.array_equal(getattr(a, column), getattr(b, column)), column
+    for column in ("row_where", "mem_where"):
+        assert [a.where(w) for w in getattr(a, column).tolist()] == [b.where(w) for w in getattr(b, column).tolist()]
+    assert (a.kernels, a.collectives, a.host_works, a.marks) == (b.kernels, b.collectives, b.host_works, b.marks)
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("sync", ["every", "last"])
+@pytest.mark.parametrize("implementation", ["torchtitan", "transformers"])
+def test_llama_under_fsdp(implementation: str, sync: str, checkpoint: str) -> None:
+    text = LLAMA.replace("IMPLEMENTATION", implementation).replace("degree: 8", f"degree: 8, gradient_sync: {sync}")
+    setup = setup_of(text + f"checkpoint: {CHECKPOINTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
+def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:
+    setup = setup_of(GPT.replace("DROPOUT", dropout) + f"checkpoint: {CHECKPOINTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+def test_stamping_happens() -> None:
+    """Otherwise the comparisons above compare a thing with itself."""
+    from sim.model.calls import interpret
+    from sim.runtime.recorder import Recorder
+    from sim.runtime.train import TrainingRun
+
+    run = TrainingRun(setup_of(LLAMA.replace("IMPLEMENTATION", "torchtitan")), Recorder())
+    run.tape.stamps = True
+    with interpret(run.tape):
+        run.initialize()
+        run.step(0)
+    assert any(t.forward is not None and t.backward is not None for t in run.tape.templates.values())
+    run.finish()
