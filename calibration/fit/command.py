@@ -29,4 +29,7 @@ def parse(description: str, arguments: list[str] | None) -> tuple[Path, Path | N
     parser.add_argument("folder", nargs="?", help="folder of the csv files (default: shared/data/kernels)")
     parser.add_argument("--plots", type=Path, help="folder for PNG files, measured against fitted")
     given = parser.parse_args(arguments)
-    return data_folder(given.folder), given.plots
+    folder = data_folder(given.folder)
+    if not folder.is_dir():
+        parser.error(f"{folder}: no such folder; name the folder of the csv files of kernel measurements")
+    return folder, given.plots

@@ -81,7 +81,7 @@ P90_SLACK = 0.8
 def test_held_out_errors_are_no_worse_than_those_of_the_earlier_fits(
     results: list[FamilyFit], family: str, profile: str, what: str, median: float, p90: float
 ) -> None:
-    """Medians as printed, to .1 %; the 90th percentile of H100's collectives lies .7 % above, all others within .2 %."""
+    """Medians as printed, to .1 %; the 90th percentile of H100's collectives lies .7 % above, others within .2 %."""
     rows = [row for result in results if result.family == family for row in result.rows]
     row = next(r for r in rows if r.profile == profile and r.kind == "held out" and r.what.startswith(what))
     assert round(100 * row.errors.median, 1) <= median

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from calibration.fit.all import fit_all
+from calibration.fit.all import fit_all, main
 from calibration.fit.attention import chart_ratio, fit_attention, form_of
 from calibration.fit.attention_time import Heads, attention_ns
 from calibration.fit.collectives import fit_collectives
@@ -122,6 +122,12 @@ def test_everything_fitted_is_written_and_read_back(folder: Path, tmp_path: Path
     assert "0.0" in as_markdown(results[0].rows)
     assert draw(results[4], tmp_path) == tmp_path / "collectives.png"
     assert draw(results[-1], tmp_path) is None
+
+
+def test_a_missing_folder_is_told_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["no/such/folder"])
+    assert "no/such/folder: no such folder" in capsys.readouterr().err
 
 
 def test_a_profile_that_is_no_longer_given_is_removed(tmp_path: Path) -> None:
