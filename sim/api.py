@@ -164,7 +164,9 @@ def cost_model(setup: Setup) -> CostModel:
     """Prices for a set-up's GPU, profile, framework and network."""
     cluster = setup.cluster
     framework = "none" if isinstance(setup.model, ChainConfig) else setup.host.framework
-    return CostModel.for_gpu(cluster.gpu, setup.profile, framework, cluster.network_bytes_per_s)
+    return CostModel.for_gpu(
+        cluster.gpu, setup.profile, framework, cluster.network_bytes_per_s, gemm_efficiency=setup.gemm_efficiency
+    )
 
 
 def play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:

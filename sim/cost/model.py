@@ -20,7 +20,8 @@ from sim.cost.gpu import Gpu
 from sim.cost.host import HostForm, load_framework
 from sim.cost.memory import MemoryForm, MemoryTime
 from sim.cost.overlap import ALONE, LEVELS, OverlapForm
-from sim.cost.profile import Profile, profile_for
+from sim.cost.profile import Profile, profile_for, with_gemm_efficiency
+from sim.cost.uncertainty import attention_sigma, collective_sigma, gemm_sigma, memory_sigma
 from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
 
 
@@ -55,13 +56,18 @@ class CostModel:
         profile_name: str | None = None,
         framework: str = "eager",
         network_bytes_per_s: float | None = None,
+        gemm_efficiency: float | None = None,
     ) -> CostModel:
         """The model for `gpu`. `profile_name` None: the profile of this GPU, or one assumed from its datasheet.
 
-        `network_bytes_per_s`: one GPU's line rate to other nodes, per direction (None: the usual node's). Raises
-        CostError (a ValueError) for a profile or framework that does not exist, listing those that do.
+        `network_bytes_per_s`: one GPU's line rate to other nodes, per direction (None: the usual node's).
+        `gemm_efficiency`: the fraction of the dense peak that large matrix products sustain on one's own card, power
+        limit and software (None: the profile's; its sigma says how far cards differ). Raises CostError (a ValueError)
+        for a profile or framework that does not exist, listing those that do.
         """
         profile = profile_for(gpu, profile_name)
+        if gemm_efficiency is not None:
+            profile = with_gemm_efficiency(profile, gemm_efficiency)
         return cls(
             gpu=gpu,
             profile=profile,
@@ -92,6 +98,30 @@ class CostModel:
     def copy(self, size_bytes: int, direction: Direction, pinned: bool = True) -> CopyCost:
         """Latency and flow of a copy between this GPU and its host."""
         return copy_cost(self.profile.figures, size_bytes, direction, pinned)
+
+    def uncertainty(self, work: Work) -> float:
+        """Relative sigma of the time of `work`, from the spread between sources; 0 where the duration is given.
+
+        It is shared by the kernels of a family, so over a step their errors add up: sum sigma * time by family.
+        """
+        if isinstance(work, Fixed):
+            return 0.0
+        figures, time = self.profile.figures, self._time(work)
+        if isinstance(work, Gemm) and isinstance(time, GemmTime):
+            return gemm_sigma(figures, work, time)
+        if isinstance(work, Attention) and isinstance(time, AttentionTime):
+            return attention_sigma(figures, work, time)
+        assert isinstance(work, Memory) and isinstance(time, MemoryTime)
+        return memory_sigma(figures, work, time)
+
+    def collective_uncertainty(self, collective: Collective, placement: Placement) -> float:
+        """Relative sigma of a collective's time alone."""
+        cost = self.collective(collective, placement)
+        return collective_sigma(self.profile.figures, collective, placement, cost)
+
+    def copy_uncertainty(self, direction: Direction) -> float:
+        """Relative sigma of a large copy's time."""
+        return self.profile.figures.sigma(f"copy.{direction}_gb_per_s")
 
     def launch_host_ns(self, kernel: Kernel) -> int:
         """Host time of launching `kernel`. The same for every kernel of a framework."""
@@ -131,7 +161,7 @@ class CostModel:
     def _time(self, work: Gemm | Attention | Memory) -> GemmTime | AttentionTime | MemoryTime:
         figures = self.profile.figures
         if isinstance(work, Gemm):
-            return GemmForm.of(figures, self.gpu).time(work)
+            return GemmForm.of(figures, self.gpu, work.dtype).time(work)
         if isinstance(work, Attention):
             return AttentionForm.of(figures, self.gpu, work).time(work)
         return MemoryForm.of(figures, self.gpu, work.family).time(work)
@@ -142,5 +172,5 @@ class CostModel:
         if isinstance(work, Gemm):
             return "gemm", ("gemm.",)
         if isinstance(work, Attention):
-            return "attention", (f"attention.{work.generation}.", "gemm.bandwidth_efficiency")
+            return "attention", (f"attention.{work.generation}.",)
         return f"memory: {work.family}", (f"memory.{work.family}.",)

@@ -118,6 +118,8 @@ class Setup:
     """Name of the cost profile; None: the GPU's own."""
     offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
+    gemm_efficiency: float | None = None
+    """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
