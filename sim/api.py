@@ -27,6 +27,7 @@ from sim.timeline.metrics import (
     step_time,
     utilization,
 )
+from sim.timeline.spread import step_sigma
 from sim.timeline.stories import Story, stories
 
 UNLIMITED_BYTES = 1 << 50
@@ -60,6 +61,8 @@ class Outcome:
     owners: dict[Owner, int]
     time: StepTime | None
     utilization: Utilization | None
+    step_sigma: float | None
+    """Relative sigma of the step time, from the spread of the sources behind the cost profile."""
 
     @property
     def name(self) -> str:
@@ -141,6 +144,9 @@ def simulate_setup(setup: Setup) -> Outcome:
         owners=owners,
         time=time,
         utilization=utilization(setup, time) if time is not None else None,
+        step_sigma=step_sigma(lanes, cost_model(setup), time.step_ns)
+        if lanes is not None and time is not None
+        else None,
     )
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from sim.cost.attention import AttentionForm, AttentionTime
+from sim.cost.attention import AttentionForm, AttentionTime, attention_root
 from sim.cost.collective import CollectiveCost, CollectiveForm, Placement
 from sim.cost.copy import CopyCost, Direction, copy_cost
 from sim.cost.figures import Figure
-from sim.cost.gemm import GemmForm, GemmTime
+from sim.cost.gemm import GemmForm, GemmTime, gemm_root
 from sim.cost.gpu import Gpu
 from sim.cost.host import HostForm, load_framework
 from sim.cost.memory import MemoryForm, MemoryTime
@@ -149,7 +149,8 @@ class CostModel:
         time = self._time(work)
         parts = {f.name: getattr(time, f.name) for f in fields(time)}
         form, prefixes = self._form_name(work)
-        used = {n: f for n, f in self.profile.figures if n.startswith((*prefixes, "overlap."))}
+        prefixes = (*prefixes, "overlap.")
+        used = {n: f for n, f in self.profile.figures if n.rpartition(".")[0] + "." in prefixes}
         return Explanation(kernel.name, form, time.bound, parts, levels, used)
 
     def labels(self) -> Iterator[tuple[str, Figure]]:
@@ -166,11 +167,12 @@ class CostModel:
             return AttentionForm.of(figures, self.gpu, work).time(work)
         return MemoryForm.of(figures, self.gpu, work.family).time(work)
 
-    @staticmethod
-    def _form_name(work: Gemm | Attention | Memory) -> tuple[str, tuple[str, ...]]:
-        """A form's name and the figures that it reads, by prefix."""
+    def _form_name(self, work: Gemm | Attention | Memory) -> tuple[str, tuple[str, ...]]:
+        """A form's name and the groups of figures that it reads."""
+        figures = self.profile.figures
         if isinstance(work, Gemm):
-            return "gemm", ("gemm.",)
+            return "gemm", (f"{gemm_root(figures, work.dtype)}.",)
         if isinstance(work, Attention):
-            return "attention", (f"attention.{work.generation}.",)
+            root, head_dim = attention_root(figures, work)
+            return "attention", (f"{root}.", f"{root}.d{head_dim}.")
         return f"memory: {work.family}", (f"memory.{work.family}.",)
