@@ -31,7 +31,7 @@ def test_single_questions_about_cost_are_answered(arguments, text):
     [
         (["profiles", "h100-smx"], "did you mean h100-sxm"),
         (["cost", "gemm", "8", "8", "8", "--gpu", "h10"], "no such GPU"),
-        (["cost", "gemm", "0", "8", "8"], "range"),
+        (["cost", "gemm", "0", "8", "8"], "Invalid value"),
         (["cost", "memory", "elementwise", "192"], "a size with a unit is expected"),
         (["cost", "memory", "foo", "1 GiB"], "one of copy"),
         (["cost", "collective", "gather", "1 GiB"], "did you mean all_gather"),
