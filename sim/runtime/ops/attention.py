@@ -205,12 +205,16 @@ class CutHead(Op):
 
 @rule("attention")
 def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str) -> Tensor:
-    """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel."""
+    """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel.
+
+    Before compute capability 8.0 no fused kernel takes bf16 (sdp_utils.cpp). What is not known: fp16 there, which takes
+    the efficient kernel and is treated here like flash.
+    """
     if tape.autocast_dtype:
         v = autocast_to(tape, v, tape.autocast_dtype)  # type: ignore[assignment]
         k = autocast_to(tape, k, tape.autocast_dtype)  # type: ignore[assignment]
         q = autocast_to(tape, q, tape.autocast_dtype)  # type: ignore[assignment]
-    if kernel == "math":
+    if kernel == "math" or (q.dtype == "bf16" and tape.device.compute_capability < 80):
         return math_attention(tape, q, k, v, dropout_p)
     if q.dtype == "fp32":
         op = EfficientDropout if dropout_p else Efficient
