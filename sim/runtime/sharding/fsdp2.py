@@ -351,7 +351,7 @@ class Unit:
         self.training = Training.PRE_BACKWARD
         self.unshard()
         self.wait_for_unshard()
-        if self.backward_prefetch is not None:
+        if self.backward_prefetch:  # an empty list counts as none (_fsdp_state.py, _pre_backward)
             for target in self.backward_prefetch:
                 target.prefetch(Training.PRE_BACKWARD)
         elif self.positions:
