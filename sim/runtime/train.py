@@ -21,6 +21,7 @@ from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.sharding.fsdp2 import Communication, ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
+from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, mark_repeats, offload_inputs
 from sim.scenario.setup import Setup
 
@@ -41,7 +42,8 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, st
             run.initialize()
             for number in range(steps):
                 run.step(number)
-        except OutOfMemory:  # the traceback keeps every Python frame's locals until this clause ends
+        except OutOfMemory as error:
+            unwind(error.__traceback__)
             recorder.mark("oom")
     program = recorder.program()
     run.finish()

@@ -339,8 +339,8 @@ class Unit:
         self.training = before
 
     # -- hooks around backward ---------------------------------------------------------------------------------
-    def pre_backward(self) -> None:
-        """Before the node that made the unit's output runs."""
+    def pre_backward(self, gradients: Gradients) -> None:
+        """Before the node that made the unit's output runs, with the output's gradient."""
         communication = self.communication
         self.module_training = Training.PRE_BACKWARD
         if not communication.final_callback_queued:
