@@ -97,6 +97,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
         gemm_efficiency=sections.get("gemm_efficiency"),
+        attention_kernel=sections.get("attention_kernel"),
     )
 
 

@@ -121,6 +121,8 @@ class Setup:
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
+    attention_kernel: str | None = None
+    """Name in the cost profile of the kernel that is timed where SDPA runs flash attention; None: flash2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
