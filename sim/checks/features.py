@@ -1,0 +1,167 @@
+"""What a published run may use beyond a dense model, one GPU and FSDP, and where a scenario would say it.
+
+Each feature names the field of the schema that expresses it. The schema is asked at run time: a feature whose field
+exists is written into the scenario, one whose field does not makes the row "not expressible", with that reason. So a
+new section of the schema needs one line here, or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from sim.checks.facts import Facts
+from sim.scenario.schema import ScenarioFile
+
+EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
+OTHER_NETWORK = (
+    r"\bbert\b|\bt5\b|\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?[3v]|falcon|\bphi\b|phi-"
+    r"|resnet|bamba|hybrid|toy"
+)
+EXPERTS = (
+    r"\bmoe\b|moe[:_]|mixtral|deepseek|moonlight|gpt.?oss|kimi|grok|maverick|scout|megablocks"
+    r"|\ba\d+b\b|_a\d+b|-a\d+b"
+)
+OTHER_OPTIMIZER = r"\bsgd\b|\blomo\b|8-?bit|4-?bit|\bmuon\b|adafactor|\blion\b|paged"
+ADAPTERS = r"q?lora|adapter"
+PARTS = r"selective_attention|core_attn|mlp|recompute-(norm|swiglu|ffn|qkv|att)|partial|re-gather"
+"""Words of a row that speak of what a feature is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """`needed`: does the row use it? `path`: the field that expresses it; `value`: what to write there."""
+
+    name: str
+    path: str
+    needed: Callable[[Facts], bool]
+    value: Callable[[Facts], Any] = lambda _: None
+
+
+def _sharded(facts: Facts, label: str) -> bool:
+    return (facts.dp or 1) > 1 and facts.says("fsdp_or_zero", label)
+
+
+def _experts(facts: Facts) -> bool:
+    return facts.says("model_name", EXPERTS) or (facts.text.get("experts", "") not in ("", "0", "1"))
+
+
+def _offload(facts: Facts) -> bool:
+    return facts.text.get("offload", "").lower() not in ("", "none", "no")
+
+
+FEATURES = (
+    Feature(
+        name="a network that is no decoder", path="model.network", needed=lambda f: f.says("model_name", OTHER_NETWORK)
+    ),
+    Feature(name="experts", path="model.experts", needed=_experts),
+    Feature(name="squared ReLU", path="model.squared_relu", needed=lambda f: f.says("mlp_type", "squared")),
+    Feature(
+        name="adapters (LoRA)",
+        path="model.lora",
+        needed=lambda f: f.says("model_name", ADAPTERS) or f.says("notes", ADAPTERS + "|finetune_adapter"),
+    ),
+    Feature(name="8-bit or 4-bit numbers", path="precision.matmul", needed=lambda f: f.says("precision", EIGHT_BIT)),
+    Feature(
+        name="an optimizer other than AdamW",
+        path="optimizer.other",
+        needed=lambda f: f.says("notes", OTHER_OPTIMIZER) or f.says("model_name", r"\bmuon\b|_muon"),
+    ),
+    Feature(
+        name="tensor parallelism",
+        path="parallel.tensor",
+        needed=lambda f: f.tp > 1,
+        value=lambda f: {"degree": f.tp, "sequence": f.says("sp", "^yes")},
+    ),
+    Feature(
+        name="pipeline parallelism",
+        path="parallel.pipeline",
+        needed=lambda f: f.pp > 1,
+        value=lambda f: {"degree": f.pp, "schedule": _schedule(f)} | ({"chunks": f.vpp} if f.vpp > 1 else {}),
+    ),
+    Feature(
+        name="context parallelism",
+        path="parallel.context",
+        needed=lambda f: f.cp > 1 or f.says("cp", "ulysses"),
+        value=lambda f: {"degree": f.cp},
+    ),
+    Feature(
+        name="ZeRO-1 or a distributed optimizer",
+        path="parallel.zero",
+        needed=lambda f: _sharded(f, r"zero-?1|distributed optimizer"),
+        value=lambda f: {"stage": 1, "degree": f.dp},
+    ),
+    Feature(
+        name="ZeRO-2",
+        path="parallel.zero",
+        needed=lambda f: _sharded(f, r"^zero-?2($|[^-])"),
+        value=lambda f: {"stage": 2, "degree": f.dp},
+    ),
+    Feature(
+        name="replicated data parallelism (DDP)",
+        path="parallel.data",
+        needed=lambda f: _sharded(f, r"^(none|no|ddp|dp)\b"),
+        value=lambda f: {"degree": f.dp},
+    ),
+    Feature(name="offload to host memory", path="offload", needed=_offload, value=lambda f: f.text["offload"]),
+    Feature(
+        name="recomputation of parts of a layer",
+        path="checkpoint.modules",
+        needed=lambda f: f.says("recompute", PARTS),
+        value=lambda f: f.text["recompute"],
+    ),
+)
+
+
+def _schedule(facts: Facts) -> str:
+    """1F1B unless the row names another; interleaved where it prints chunks."""
+    words = f"{facts.text.get('notes', '')} {facts.text.get('source_locator', '')}"
+    for pattern, name in ((r"zb-?v", "zb-v"), (r"zb-?\w*2p|zb-?h2", "zb-h2"), (r"zb|zero.?bubble", "zb-h1")):
+        if re.search(rf"schedule[= ]+[^;]*({pattern})", words, re.IGNORECASE):
+            return name
+    return "interleaved" if facts.vpp > 1 else "1f1b"
+
+
+def missing(facts: Facts) -> list[str]:
+    """What the row uses and the schema cannot say, as reasons."""
+    return [
+        f"{feature.name}: scenarios have no {feature.path}"
+        for feature in FEATURES
+        if feature.needed(facts) and not expressible(feature.path)
+    ]
+
+
+def sections(facts: Facts) -> dict[str, Any]:
+    """The sections of a scenario that say what the row uses, of the features that the schema knows."""
+    result: dict[str, Any] = {}
+    for feature in FEATURES:
+        if not feature.needed(facts) or not expressible(feature.path):
+            continue
+        *parents, last = feature.path.split(".")
+        place = result
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = feature.value(facts)
+    return result
+
+
+def expressible(path: str) -> bool:
+    """Does the schema of scenarios have a field at this dotted path?"""
+    section: type[BaseModel] | None = ScenarioFile
+    for name in path.split("."):
+        fields: Mapping[str, Any] = section.model_fields if section else {}
+        if name not in fields:
+            return False
+        section = _section(fields[name].annotation)
+    return True
+
+
+def _section(kind: Any) -> type[BaseModel] | None:
+    if get_origin(kind) in (Union, UnionType):
+        return next((found for option in get_args(kind) if (found := _section(option))), None)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
