@@ -159,6 +159,55 @@ def compare(
 
 
 @app.command()
+def validate(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files of cases (default: those that come with sim).")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", metavar="CSV", help="Score published runs instead (docs/validation.md).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="CSV", help="Where the scored table goes; is continued.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Score rows anew that --out holds already.")] = False,
+    row_limit: Annotated[
+        float, typer.Option("--row-limit", metavar="SECONDS", min=0.001, help="Time for one row.")
+    ] = 600,
+    summary: Annotated[
+        list[Path] | None, typer.Option("--summary", metavar="CSV|DIR", help="Sum up scored tables; repeatable.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="CASE", help="Play this case; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    jobs: Jobs = None,
+) -> None:
+    """Compare with published figures: cases by default, or a table of training runs row by row.
+
+    Exit code: 0 every case is met, 1 a case misses its class, 2 wrong input. A scored table exits with 0.
+
+    Example: python -m sim validate --table runs.csv --out scored.csv
+    """
+    with answers_errors():
+        from sim.checks.published import good
+        from sim.report import validation
+        from sim.report.errors import RunError
+
+        if summary:
+            print(validation.summary_text(validation.summarize_files(summary), as_json))
+            raise typer.Exit
+        if (table is None) != (out is None):
+            raise RunError("--table and --out go together: what to score, and where the scores go")
+        if table is not None and out is not None:
+            scored = validation.score_table(table, out, jobs, again, row_limit)
+            validation.show_scored(scored, as_json)
+            raise typer.Exit
+        results = validation.play_cases(validation.read_all_cases(files or [], only or []), jobs)
+        validation.show_cases(results, as_json)
+        raise typer.Exit(SOME_FITS if good(results) else MISTAKE)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of scenario files, for editors.
 

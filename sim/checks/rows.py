@@ -90,7 +90,7 @@ def plan_of(facts: Facts) -> Plan:
         "batch": batch(facts, assumptions),
         "parallel": parallel(facts, software, assumptions),
         "precision": precision(facts, gpu, software, assumptions),
-        "optimizer": {"name": "adamw", "variant": software.optimizer},
+        "optimizer": {"variant": software.optimizer, "zero_grad": software.zero_grad},
         "checkpoint": checkpoint(facts, software, assumptions),
         "host": {"framework": software.framework},
     }
@@ -98,7 +98,7 @@ def plan_of(facts: Facts) -> Plan:
     if kernel in profile_for(gpu).figures.under("attention"):
         document["attention_kernel"] = kernel
     if facts.says("compile", "^yes"):
-        assumptions.append("compiled in the source, played in eager mode")
+        assumptions.append("compiled in the source: played in eager mode, norms fused")
     if software.extra:
         assumptions.append(software.extra)
     return Plan(facts, software, _merged(document, sections(facts)), tuple(assumptions))
@@ -187,6 +187,10 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         assumptions.append(f"{known[0]}'s code stands for {code}'s")
     if family == "gpt" and section["implementation"] != "megatron":
         section |= {"dropout": 0.0, "logits": "loss_upcast"}
+    if family == "llama" and facts.says("compile", "^yes"):
+        section["norm"] = "fused"  # as Inductor fuses what is written op by op
+    elif family == "llama" and software.norm is not None:
+        section["norm"] = software.norm
     if software.logits is not None:
         section["logits"] = software.logits
     if software.keep_logits is not None:

@@ -33,6 +33,9 @@ class Software:
     parameters: str = "fp32"
     """Dtype of stored parameters in a run that says 16 bit."""
     reduce: str = "fp32"
+    norm: str | None = None
+    """RMSNorm of its Llama-like models, if not as in the imitated code."""
+    zero_grad: str = "end"
     logits: str | None = None
     """Where logits become fp32, if not as in the imitated code."""
     keep_logits: bool | None = None
@@ -64,12 +67,24 @@ KNOWN = (
     Software(
         name="torchtitan",
         pattern=r"torchtitan (PR|issue)#([12]?\d?\d|3[0-8]\d|390)$",  # before pull request 391, June 2024
+        norm="manual",
+        zero_grad="start",
         logits="model_upcast",
         keep_logits=True,
+        optimizer="foreach",
         sharding="fsdp2",
         memory="reserved",
     ),
-    Software(name="torchtitan", pattern="torchtitan|torchao PR", sharding="fsdp2", memory="reserved"),
+    Software(name="torchtitan", pattern=r"torchtitan (PR|issue)#\d{4}", sharding="fsdp2", memory="reserved"),
+    Software(
+        name="torchtitan",
+        pattern="torchtitan|torchao PR",  # of 2024: RMSNorm op by op, AdamW neither fused nor for-loop
+        norm="manual",
+        zero_grad="start",
+        optimizer="foreach",
+        sharding="fsdp2",
+        memory="reserved",
+    ),
     Software(
         name="torchtune", pattern="torchtune", parameters="bf16", optimizer="fused", sharding="fsdp2", memory="active"
     ),
