@@ -189,22 +189,14 @@ def validate(
     Example: python -m sim validate --table runs.csv --out scored.csv
     """
     with answers_errors():
-        from sim.checks.published import good
         from sim.report import validation
-        from sim.report.errors import RunError
 
         if summary:
-            print(validation.summary_text(validation.summarize_files(summary), as_json))
-            raise typer.Exit
-        if (table is None) != (out is None):
-            raise RunError("--table and --out go together: what to score, and where the scores go")
-        if table is not None and out is not None:
-            scored = validation.score_table(table, out, jobs, again, row_limit)
-            validation.show_scored(scored, as_json)
-            raise typer.Exit
-        results = validation.play_cases(validation.read_all_cases(files or [], only or []), jobs)
-        validation.show_cases(results, as_json)
-        raise typer.Exit(SOME_FITS if good(results) else MISTAKE)
+            validation.show_summary(summary, as_json)
+        elif table is not None or out is not None:
+            validation.show_scored(table, out, jobs, again, row_limit, as_json)
+        elif not validation.show_cases(files or [], only or [], jobs, as_json):
+            raise typer.Exit(MISTAKE)
 
 
 @app.command()

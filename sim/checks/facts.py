@@ -28,6 +28,7 @@ VTRAIN_COLUMNS = {
 VTRAIN_FACTS = {
     "source": "vTrain (Megatron-DeepSpeed)", "gpu": "A100-SXM4-80GB", "mlp_type": "gelu", "attention": "standard",
     "precision": "fp16", "recompute": "full", "offload": "none", "compile": "no", "cp": "1",
+    "fsdp_or_zero": "none",
 }  # fmt: skip
 """What the page around that table says of all of its rows."""
 
@@ -77,6 +78,8 @@ def facts_of(row: Mapping[str, str]) -> Facts:
         return number(text.get(name, ""))
 
     tp, pp, cp = (count(name) or 1 for name in ("tp", "pp", "cp"))
+    if (ulysses := re.search(r"ulysses\D*(\d+)", text.get("cp", ""), re.IGNORECASE)) is not None:
+        cp = int(ulysses[1])
     num_gpus, dp = count("num_gpus"), count("dp")
     if dp is None and num_gpus is not None and num_gpus % (tp * pp * cp) == 0:
         dp = num_gpus // (tp * pp * cp)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from sim.checks.facts import SHAPES, Facts
+from sim.checks.facts import SHAPES, Facts, whole
 from sim.checks.features import missing, sections
 from sim.checks.software import Software, software_of
 from sim.cost.profile import profile_for
@@ -94,8 +94,9 @@ def plan_of(facts: Facts) -> Plan:
         "checkpoint": checkpoint(facts, software, assumptions),
         "host": {"framework": software.framework},
     }
-    kernel = attention_kernel(facts, software)
-    if kernel in profile_for(gpu).figures.under("attention"):
+    known = profile_for(gpu).figures.under("attention")
+    kernel = next((kernel for kernel in attention_kernels(facts, software) if kernel in known), None)
+    if kernel is not None:
         document["attention_kernel"] = kernel
     if facts.says("compile", "^yes"):
         assumptions.append("compiled in the source: played in eager mode, norms fused")
@@ -109,9 +110,14 @@ def unprinted(facts: Facts) -> list[str]:
     reasons = []
     preset = preset_of(facts)
     for name in ("layers", "hidden", "heads"):
-        if getattr(facts, name) is None and preset is None:
+        if getattr(facts, name) is None and (preset is None or facts.text.get(name)):
             reasons.append(_blank(facts, name))
     reasons += [_blank(facts, name) for name in ("seq_len", "num_gpus") if getattr(facts, name) is None]
+    for name in ("tp", "pp", "cp"):
+        if facts.text.get(name) and whole(facts.text[name]) is None and not facts.says(name, "ulysses"):
+            reasons.append(_blank(facts, name))
+    if not facts.text.get("precision") and software_of(facts).often_8_bit:
+        reasons.append(_blank(facts, "precision"))
     if facts.micro_batch is None and facts.global_batch is None:
         reasons.append("neither micro_batch nor global_batch is printed")
     if gpu_of(facts)[0] == "":
@@ -268,8 +274,8 @@ def precision(facts: Facts, gpu: Gpu, software: Software, assumptions: list[str]
     if compute not in dict(gpu.peaks):
         compute = "fp16"
     megatron = software.gpt == "megatron"
-    whole = re.search(r"\ball\b|true|pure|optimizer states", label)
-    parameters = compute if whole or megatron or software.parameters != "fp32" else "fp32"
+    all_16_bit = re.search(r"\ball\b|true|pure|optimizer states", label)
+    parameters = compute if all_16_bit or megatron or software.parameters != "fp32" else "fp32"
     if re.search(r"amp|fp32 params|mixed", label) and not megatron:
         parameters = "fp32"
     reduce = compute if facts.says("notes", "mode=pure") or software.reduce != "fp32" else "fp32"
@@ -296,12 +302,16 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     raise NotExpressible(f"recompute {label} is not known")
 
 
-def attention_kernel(facts: Facts, software: Software) -> str | None:
-    """The kernel that ran: as the row says (FA2, FA3, cuDNN), else the software's own; None: SDPA's."""
+def attention_kernels(facts: Facts, software: Software) -> tuple[str, ...]:
+    """The kernel that ran, as the row says it, else the software's own; then what is timed where a profile lacks it."""
     for words, kernel in (("cudnn|te fused", "cudnn"), ("fa3|flash.?3", "flash3"), ("fa2|flash.?2|sdpa", "flash2")):
         if facts.says("attention", words):
-            return kernel
-    return software.flash
+            return (kernel, *NEAREST.get(kernel, ()))
+    return () if software.flash is None else (software.flash, *NEAREST.get(software.flash, ()))
+
+
+NEAREST = {"cudnn": ("flash3",)}
+"""Kernels of the same generation, for profiles without figures of their own."""
 
 
 def _merged(base: Sections, top: Sections) -> Sections:

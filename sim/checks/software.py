@@ -48,6 +48,8 @@ class Software:
     """What its "memory" is, where neither the row nor its notes say."""
     since_start: bool = False
     """Its peak is that of the whole run, the first step included."""
+    often_8_bit: bool = False
+    """A row that does not print its precision is as likely an 8-bit run."""
     extra: str = ""
     """Work of its steps that is not simulated; said with every row."""
 
@@ -112,14 +114,26 @@ KNOWN = (
         gpt="megatron",
         llama="megatron",
         framework="megatron-deepspeed",
+        sharding="none",
         memory="device",
         since_start=True,
     ),
     Software(
-        name="Megatron",
-        pattern="megatron|nemo|korthikanti|narayanan|ptd-p|zero.bubble|simumax|dgxc|kwai|dlperf|libai",
+        name="NeMo and Megatron-Bridge",
+        pattern="nemo|megatron-bridge|dgxc",
         gpt="megatron",
         llama="megatron",
+        flash="cudnn",  # Transformer Engine
+        sharding="none",
+        since_start=True,
+        often_8_bit=True,
+    ),
+    Software(
+        name="Megatron",
+        pattern="megatron|korthikanti|narayanan|ptd-p|zero.bubble|simumax|kwai|dlperf|libai",
+        gpt="megatron",
+        llama="megatron",
+        sharding="none",
         since_start=True,
     ),
     Software(

@@ -15,6 +15,8 @@ from ruamel.yaml import YAML
 from sim.checks.scoring import RESULTS
 from sim.checks.tables import Row, TableError
 
+SHOWN_REASONS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSummary:
@@ -81,15 +83,15 @@ def explanations() -> dict[str, str]:
 def markdown(summaries: Sequence[FileSummary]) -> str:
     """A Markdown table, one line per file."""
     head = (
-        "| table | rows | scored | time: rows, median, p90, bias | memory: rows, median, p90, bias | misses |\n"
-        "|---|---|---|---|---|---|"
+        "| table | rows | scored | time: rows, median, p90, bias | memory: rows, median, p90, bias | misses "
+        "| not expressible |\n|---|---|---|---|---|---|---|"
     )
     lines = []
     for s in summaries:
         scored = f"{s.scored}" + (f" ({s.failed} failed)" if s.failed else "")
         time = _cell(s.times, s.time_median, s.time_p90, s.time_bias)
         memory = _cell(s.memories, s.memory_median, s.memory_p90, s.memory_bias)
-        lines.append(f"| {s.name} | {s.rows} | {scored} | {time} | {memory} | {s.why or _reasons(s)} |")
+        lines.append(f"| {s.name} | {s.rows} | {scored} | {time} | {memory} | {s.why} | {_reasons(s)} |")
     return "\n".join([head, *lines])
 
 
@@ -100,8 +102,8 @@ def _cell(count: int, middle: float | None, ninth: float | None, bias: float | N
 
 
 def _reasons(summary: FileSummary) -> str:
-    named = ", ".join(f"{reason} ({count})" for reason, count in summary.not_expressible[:3])
-    return f"Not expressible: {named}." if named else ""
+    named = [f"{reason} {count}" for reason, count in summary.not_expressible[:SHOWN_REASONS]]
+    return ", ".join(named) + (", ..." if len(summary.not_expressible) > SHOWN_REASONS else "")
 
 
 def _errors(rows: Sequence[Row], column: str) -> list[float]:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from rich.markup import escape
 from rich.table import Table as Screen
 
-from sim.checks.published import CaseError, CheckResult, PlacedCase, packaged_cases, play_case, read_cases
+from sim.checks.published import CaseError, CheckResult, PlacedCase, good, packaged_cases, play_case, read_cases
 from sim.checks.scoring import Score, score_row
 from sim.checks.summary import FileSummary, markdown, summarize_file
 from sim.checks.tables import Key, Row, Table, TableError, earlier_scores, read_table, write_scored
@@ -104,15 +104,17 @@ def play_cases(cases: Sequence[PlacedCase], jobs: int | None = None) -> list[Che
     return [check for index in sorted(results) for check in results[index]]
 
 
-def show_cases(results: Sequence[CheckResult], as_json: bool) -> None:
-    """The verdicts on stdout."""
+def show_cases(paths: Sequence[Path], only: Sequence[str], jobs: int | None, as_json: bool) -> bool:
+    """Play cases, verdicts on stdout. Did none miss its class? Raises RunError."""
+    results = play_cases(read_all_cases(paths, only), jobs)
     if as_json:
         print(json.dumps([asdict(result) for result in results], indent=2, ensure_ascii=False))
-        return
+        return good(results)
     console = make_console()
     console.print(case_table(results))
     for line in case_remarks(results):
         console.print(line, soft_wrap=True, markup=False)
+    return good(results)
 
 
 def case_table(results: Sequence[CheckResult]) -> Screen:
@@ -179,8 +181,13 @@ def score_table(path: Path, out: Path, jobs: int | None = None, again: bool = Fa
     return Scored(out, Counter(scores[table.key(row)]["status"] for row in table.rows), kept)
 
 
-def show_scored(scored: Scored, as_json: bool) -> None:
-    """What became of a table's rows."""
+def show_scored(
+    path: Path | None, out: Path | None, jobs: int | None, again: bool, limit_s: float, as_json: bool
+) -> None:
+    """Score a table, what became of its rows on stdout. Raises RunError."""
+    if path is None or out is None:
+        raise RunError("--table and --out go together: what to score, and where the scores go")
+    scored = score_table(path, out, jobs, again, limit_s)
     if as_json:
         print(json.dumps({"out": str(scored.path), "kept": scored.kept, **scored.counts}, indent=2))
         return
@@ -206,7 +213,8 @@ def summarize_files(paths: Sequence[Path]) -> list[FileSummary]:
         raise RunError(str(error)) from None
 
 
-def summary_text(summaries: Sequence[FileSummary], as_json: bool) -> str:
-    if as_json:
-        return json.dumps([asdict(summary) for summary in summaries], indent=2, ensure_ascii=False)
-    return markdown(summaries)
+def show_summary(paths: Sequence[Path], as_json: bool) -> None:
+    """Summaries of scored tables on stdout. Raises RunError."""
+    summaries = summarize_files(paths)
+    as_text = [asdict(summary) for summary in summaries]
+    print(json.dumps(as_text, indent=2, ensure_ascii=False) if as_json else markdown(summaries))
