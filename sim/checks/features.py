@@ -30,6 +30,8 @@ EXPERTS = (
 OTHER_OPTIMIZER = r"\bsgd\b|\blomo\b|8-?bit|4-?bit|\bmuon\b|adafactor|\blion\b|paged"
 ADAPTERS = r"q?lora|adapter"
 PARTS = r"selective_attention|core_attn|mlp|recompute-(norm|swiglu|ffn|qkv|att)|partial|re-gather"
+REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2($|[^-])|distributed optimizer"
+STATES = r"opt|param|master|gradient|quants|residual"
 """Words of a row that speak of what a feature is."""
 
 
@@ -43,7 +45,7 @@ class Feature:
     value: Callable[[Facts], Any] = lambda _: None
 
 
-def _sharded(facts: Facts, label: str) -> bool:
+def _shared(facts: Facts, label: str) -> bool:
     return (facts.dp or 1) > 1 and facts.says("fsdp_or_zero", label)
 
 
@@ -76,13 +78,13 @@ FEATURES = (
         name="tensor parallelism",
         path="parallel.tensor",
         needed=lambda f: f.tp > 1,
-        value=lambda f: {"degree": f.tp, "sequence": f.says("sp", "^yes")},
+        value=lambda f: {"degree": f.tp, "sequence_parallel": f.says("sp", "^yes")},
     ),
     Feature(
         name="pipeline parallelism",
         path="parallel.pipeline",
         needed=lambda f: f.pp > 1,
-        value=lambda f: {"degree": f.pp, "schedule": _schedule(f)} | ({"chunks": f.vpp} if f.vpp > 1 else {}),
+        value=lambda f: {"degree": f.pp, "schedule": _schedule(f)} | ({"virtual": f.vpp} if f.vpp > 1 else {}),
     ),
     Feature(
         name="context parallelism",
@@ -91,31 +93,49 @@ FEATURES = (
         value=lambda f: {"degree": f.cp},
     ),
     Feature(
+        name="replicated data parallelism",
+        path="parallel.data",
+        needed=lambda f: _shared(f, REPLICATED),
+        value=lambda f: {"degree": f.dp},
+    ),
+    Feature(
         name="ZeRO-1 or a distributed optimizer",
-        path="parallel.zero",
-        needed=lambda f: _sharded(f, r"zero-?1|distributed optimizer"),
-        value=lambda f: {"stage": 1, "degree": f.dp},
+        path="parallel.data.distributed_optimizer",
+        needed=lambda f: _shared(f, r"zero-?1|distributed optimizer"),
+        value=lambda f: True,
     ),
     Feature(
         name="ZeRO-2",
-        path="parallel.zero",
-        needed=lambda f: _sharded(f, r"^zero-?2($|[^-])"),
-        value=lambda f: {"stage": 2, "degree": f.dp},
+        path="parallel.data.shard_gradients",
+        needed=lambda f: _shared(f, r"^zero-?2($|[^-])"),
+        value=lambda f: True,
     ),
     Feature(
-        name="replicated data parallelism (DDP)",
-        path="parallel.data",
-        needed=lambda f: _sharded(f, r"^(none|no|ddp|dp)\b"),
-        value=lambda f: {"degree": f.dp},
+        name="offload of activations",
+        path="offload",
+        needed=lambda f: _offload(f) and f.says("offload", "activation") and not f.says("offload", STATES),
+        value=lambda f: _offloaded(f),
     ),
-    Feature(name="offload to host memory", path="offload", needed=_offload, value=lambda f: f.text["offload"]),
+    Feature(
+        name="offload of states",
+        path="offload.states",
+        needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
+    ),
     Feature(
         name="recomputation of parts of a layer",
         path="checkpoint.modules",
         needed=lambda f: f.says("recompute", PARTS),
-        value=lambda f: f.text["recompute"],
+        value=lambda f: ["core_attn"] if f.says("recompute", "attention|core_attn") else [f.text["recompute"]],
     ),
 )
+
+
+def _offloaded(facts: Facts) -> dict[str, Any]:
+    """Checkpointed layers' inputs, or what layers save; a ratio of the layers where the row prints one."""
+    if facts.says("offload", "boundary|checkpoint|ckpt"):
+        return {"what": "checkpoint_inputs"}
+    share = re.search(r"ratio ([\d.]+)", facts.text["offload"])
+    return {"what": "activations"} | ({"layers": f"ratio {float(share[1]):g}"} if share else {})
 
 
 def _schedule(facts: Facts) -> str:

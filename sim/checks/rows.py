@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any
 
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import missing, sections
+from sim.checks.features import PARTS, REPLICATED, missing, sections
 from sim.checks.software import Software, software_of
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
@@ -191,6 +191,10 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     section["implementation"] = code if code in known else known[0]
     if code not in known:
         assumptions.append(f"{known[0]}'s code stands for {code}'s")
+    if section["implementation"] == "megatron":
+        section["vocab"] = _padded(
+            int(section.get("vocab") or preset_shapes(section["preset"])["vocab"]), 128 * facts.tp
+        )
     if family == "gpt" and section["implementation"] != "megatron":
         section |= {"dropout": 0.0, "logits": "loss_upcast"}
     if family == "llama" and facts.says("compile", "^yes"):
@@ -206,6 +210,11 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
         section["attention"] = "math"
     return section
+
+
+def _padded(count: int, multiple: int) -> int:
+    """Megatron pads the vocabulary to a multiple of 128 rows per tensor-parallel rank."""
+    return -(-count // multiple) * multiple
 
 
 def cluster(facts: Facts, gpu: Gpu) -> Sections:
@@ -247,7 +256,7 @@ def parallel(facts: Facts, software: Software, assumptions: list[str]) -> Sectio
         if not label:
             raise NotExpressible("fsdp_or_zero is not printed: how the ranks share the work is unknown")
         assumptions.append(f"sharding {label}, the software's own")
-    if dp == 1 or re.search(r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2($|[^-])|distributed optimizer", label):
+    if dp == 1 or re.search(REPLICATED, label):
         return {}
     fsdp: Sections = {"degree": dp}
     if re.search(r"fsdp-?2", label):
@@ -293,7 +302,7 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     share = re.search(r"1/(\d+)|every[ _-]?(\d+)", label)
     if share:
         return {"every": int(share[1] or share[2]), **stop}
-    if re.match(r"full|yes|true|recompute-block", label):
+    if re.match(r"full|yes|true|recompute-block", label) or re.search(PARTS, label):
         return {"every": 1, **stop}
     if re.match(r"selective|sac", label):
         if software.name != "torchtitan":

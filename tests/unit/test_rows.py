@@ -160,7 +160,8 @@ def test_compiled_rows_are_scored_with_the_assumption_said() -> None:
         ({"fsdp_or_zero": "zero2"}, "ZeRO-2"),
         ({"fsdp_or_zero": "none"}, "replicated data parallelism"),
         ({"precision": "float8 rowwise"}, "8-bit"),
-        ({"offload": "optimizer"}, "offload"),
+        ({"offload": "optimizer"}, "offload of states"),
+        ({"offload": "activations ratio 0.40"}, "offload of activations"),
         ({"model_name": "Qwen3-30B-A3B"}, "experts"),
         ({"model_name": "BERT 24L"}, "no decoder"),
         ({"model_name": "Llama 8B LoRA"}, "adapters"),
@@ -189,9 +190,19 @@ def test_all_reasons_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_becomes_expressible_with_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "expressible", lambda path: True)
     section = document(pp="2", tp="2", dp="2", vpp="3", sp="yes", micro_batch="2")["parallel"]
-    assert section["pipeline"] == {"degree": 2, "schedule": "interleaved", "chunks": 3}
-    assert section["tensor"] == {"degree": 2, "sequence": True}
+    assert section["pipeline"] == {"degree": 2, "schedule": "interleaved", "virtual": 3}
+    assert section["tensor"] == {"degree": 2, "sequence_parallel": True}
     assert section["fsdp"] == {"degree": 2}
+
+
+def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "expressible", lambda path: True)
+    zero = document(fsdp_or_zero="zero1 (distributed optimizer)", offload="activations ratio 0.40")
+    assert zero["parallel"] == {"data": {"degree": 8, "distributed_optimizer": True}}
+    assert zero["offload"] == {"what": "activations", "layers": "ratio 0.4"}
+    assert document(fsdp_or_zero="none")["parallel"] == {"data": {"degree": 8}}
+    assert document(offload="boundary activations")["offload"] == {"what": "checkpoint_inputs"}
+    assert document(recompute="selective_attention")["checkpoint"] == {"every": 1, "modules": ["core_attn"]}
 
 
 def test_a_section_that_the_schema_spells_otherwise_is_not_expressible(monkeypatch: pytest.MonkeyPatch) -> None:
