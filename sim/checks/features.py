@@ -84,7 +84,9 @@ FEATURES = (
         name="pipeline parallelism",
         path="parallel.pipeline",
         needed=lambda f: f.pp > 1,
-        value=lambda f: {"degree": f.pp, "schedule": _schedule(f)} | ({"virtual": f.vpp} if f.vpp > 1 else {}),
+        value=lambda f: (
+            {"degree": f.pp, "schedule": _schedule(f)} | ({"virtual": _chunks(f)} if _chunks(f) > 1 else {})
+        ),
     ),
     Feature(
         name="context parallelism",
@@ -139,12 +141,29 @@ def _offloaded(facts: Facts) -> dict[str, Any]:
 
 
 def _schedule(facts: Facts) -> str:
-    """1F1B unless the row names another; interleaved where it prints chunks."""
-    words = f"{facts.text.get('notes', '')} {facts.text.get('source_locator', '')}"
-    for pattern, name in ((r"zb-?v", "zb-v"), (r"zb-?\w*2p|zb-?h2", "zb-h2"), (r"zb|zero.?bubble", "zb-h1")):
-        if re.search(rf"schedule[= ]+[^;]*({pattern})", words, re.IGNORECASE):
+    """1F1B unless the notes name another ("schedule=ZB-1p"); interleaved where the row prints chunks."""
+    named = re.search(r"schedule[= ]+([^;,]*)", facts.text.get("notes", ""), re.IGNORECASE)
+    for pattern, name in SCHEDULES:
+        if named and re.search(pattern, named[1], re.IGNORECASE):
             return name
-    return "interleaved" if facts.vpp > 1 else "1f1b"
+    return "interleaved" if _chunks(facts) > 1 else "1f1b"
+
+
+SCHEDULES = (
+    ("zb-?v", "zb-v"),
+    ("zb-?(h2|2p)", "zb-h2"),
+    ("zb-?(h1|1p)|zero-?bubble", "zb-h1"),
+    ("gpipe", "gpipe"),
+    ("1f1b-i|interleaved", "interleaved"),
+)
+"""Words of the notes and the schema's names of schedules, in the order in which they are looked for."""
+
+
+def _chunks(facts: Facts) -> int:
+    """Stages per rank: vpp, or one per layer where the row says "max"."""
+    if facts.says("vpp", "^max") and facts.layers is not None:
+        return -(-facts.layers // facts.pp)
+    return facts.vpp
 
 
 def missing(facts: Facts) -> list[str]:

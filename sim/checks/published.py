@@ -22,12 +22,13 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from sim.api import Outcome, load, simulate_setup
+from sim.checks.features import expressible
 from sim.checks.figures import FigureError, evaluate
 from sim.scenario import ScenarioError, load_text
 from sim.scenario.setup import Setup
 
 Kind = Literal["exact", "tight", "band", "ordering"]
-Verdict = Literal["met", "missed", "known miss", "failed"]
+Verdict = Literal["met", "missed", "known miss", "waits", "failed"]
 
 TOLERANCES: dict[Kind, float] = {"exact": 0.001, "tight": 0.03, "band": 0.15, "ordering": 0.0}
 
@@ -53,6 +54,8 @@ class Case(Entry):
 
     id: str
     source: str
+    needs: list[str] = []
+    """Fields of a scenario, as dotted paths, that the schema must have; without them the case waits."""
     base: dict[str, Any] = {}
     runs: dict[str, dict[str, Any]]
     checks: list[Check]
@@ -107,12 +110,14 @@ def read_cases(path: Path) -> list[PlacedCase]:
 def play_case(placed: PlacedCase) -> list[CheckResult]:
     """Play the runs of a case, in order, and judge its checks. Never raises: what goes wrong is the verdict."""
     case = placed.case
+    if lacking := [path for path in case.needs if not expressible(path)]:
+        return [_unplayed(case, check, f"scenarios have no {', '.join(lacking)}", "waits") for check in case.checks]
     try:
         runs = {name: simulate_setup(_setup(placed, name)) for name in case.runs}
     except ScenarioError as error:
-        return [_failed(case, check, str(error).replace("\n", " ")) for check in case.checks]
+        return [_unplayed(case, check, str(error).replace("\n", " ")) for check in case.checks]
     except Exception as error:
-        return [_failed(case, check, f"{type(error).__name__}: {error}") for check in case.checks]
+        return [_unplayed(case, check, f"{type(error).__name__}: {error}") for check in case.checks]
     return [judge(case, check, runs) for check in case.checks]
 
 
@@ -121,13 +126,13 @@ def judge(case: Case, check: Check, runs: Mapping[str, Outcome]) -> CheckResult:
     try:
         predicted = evaluate(check.figure, runs)
     except (FigureError, ZeroDivisionError) as fault:
-        return _failed(case, check, str(fault))
+        return _unplayed(case, check, str(fault))
     tolerance = TOLERANCES[check.kind] if check.tolerance is None else check.tolerance
     error = None
     if check.kind == "ordering":
         met = predicted == 1.0
     elif not check.expected:
-        return _failed(case, check, "expected: a figure other than 0 is needed")
+        return _unplayed(case, check, "expected: a figure other than 0 is needed")
     else:
         error = predicted / check.expected - 1
         met = abs(error) <= tolerance
@@ -145,8 +150,8 @@ def judge(case: Case, check: Check, runs: Mapping[str, Outcome]) -> CheckResult:
 
 
 def good(results: Sequence[CheckResult]) -> bool:
-    """No check misses its class, but for known misses."""
-    return all(result.verdict in ("met", "known miss") for result in results)
+    """No check misses its class, but for known misses and what waits."""
+    return all(result.verdict in ("met", "known miss", "waits") for result in results)
 
 
 def _setup(placed: PlacedCase, name: str) -> Setup:
@@ -166,7 +171,7 @@ def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _failed(case: Case, check: Check, reason: str) -> CheckResult:
+def _unplayed(case: Case, check: Check, reason: str, verdict: Verdict = "failed") -> CheckResult:
     return CheckResult(
         case=case.id,
         source=case.source,
@@ -175,6 +180,6 @@ def _failed(case: Case, check: Check, reason: str) -> CheckResult:
         published=check.expected,
         error=None,
         kind=check.kind,
-        verdict="failed",
+        verdict=verdict,
         reason=reason,
     )

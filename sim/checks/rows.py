@@ -118,6 +118,8 @@ def unprinted(facts: Facts) -> list[str]:
             reasons.append(_blank(facts, name))
     if not facts.text.get("precision") and software_of(facts).often_8_bit:
         reasons.append(_blank(facts, "precision"))
+    if facts.says("notes", r"single (\w+ )?layer"):
+        reasons.append("the time is of one layer, not of a step")
     if facts.micro_batch is None and facts.global_batch is None:
         reasons.append("neither micro_batch nor global_batch is printed")
     if gpu_of(facts)[0] == "":
@@ -232,11 +234,8 @@ def batch(facts: Facts, assumptions: list[str]) -> Sections:
     dp = facts.dp or 1
     micro, total = facts.micro_batch, facts.global_batch
     if micro is None:
-        assert total is not None
-        if total % dp:
-            raise NotExpressible(f"global_batch {total} is not shared evenly by {dp} data-parallel ranks")
-        micro = total // dp
-        assumptions.append("one micro-batch per step")
+        micro = 1
+        assumptions.append("micro-batch 1")
     accumulation = 1
     if total is not None and not facts.says("notes", "per ITERATION|per micro-?batch"):
         accumulation, rest = divmod(total, micro * dp)
@@ -297,7 +296,9 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     stop = {} if software.early_stop else {"early_stop": False}
     if not label:
         assumptions.append("recompute is not printed, none assumed")
-    if not label or re.match(r"none|no\b|off|false", label):
+    elif label.startswith("unknown"):
+        assumptions.append("whether it recomputes is not known, no recomputation assumed")
+    if not label or re.match(r"none|no\b|off|false|unknown", label):
         return None
     share = re.search(r"1/(\d+)|every[ _-]?(\d+)", label)
     if share:

@@ -132,7 +132,9 @@ def case_table(results: Sequence[CheckResult]) -> Screen:
         table.add_row(
             result.case,
             escape(result.figure),
-            ("holds" if result.predicted else "does not hold") if ordering else predicted,
+            ("holds" if result.predicted else "does not hold")
+            if ordering and result.predicted is not None
+            else predicted,
             NOTHING if result.published is None else f"{result.published:.5g}",
             NOTHING if result.error is None else f"{result.error:+.2%}".replace("%", " %"),
             result.kind,

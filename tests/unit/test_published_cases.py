@@ -100,6 +100,14 @@ def test_a_scenario_that_is_wrong_fails_its_case_only(tmp_path: Path) -> None:
     assert "did you mean llama-tiny" in json.loads(result.stdout)[2]["reason"]
 
 
+def test_a_case_waits_for_what_scenarios_cannot_say_yet(tmp_path: Path) -> None:
+    text = CASE.replace("source: nobody", "source: nobody\n  needs: [parallel.fsdp, parallel.teleport]")
+    result = sim("validate", write(tmp_path, text, "cases.yaml"), "--json")
+    assert result.exit_code == 0
+    assert {check["verdict"] for check in json.loads(result.stdout)} == {"waits"}
+    assert json.loads(result.stdout)[0]["reason"] == "scenarios have no parallel.teleport"
+
+
 def test_a_run_may_name_a_scenario_file(tmp_path: Path) -> None:
     write(tmp_path, TINY, "tiny.yaml")
     case = """

@@ -93,10 +93,10 @@ def test_nodes_are_the_usual_ones_unless_the_notes_print_them() -> None:
 
 def test_accumulation_follows_from_the_global_batch() -> None:
     assert document()["batch"] == {"micro_batch": 2, "seq_len": 256, "accumulation": 2}
-    assert document(micro_batch="")["batch"]["micro_batch"] == 4
+    assert document(micro_batch="")["batch"] == {"micro_batch": 1, "seq_len": 256, "accumulation": 4}
     assert document(notes="step time = per ITERATION (micro-batch)")["batch"]["accumulation"] == 1
     assert "no multiple of micro_batch 3 x dp 8" in reason(micro_batch="3")
-    assert "not shared evenly by 8" in reason(micro_batch="", global_batch="12")
+    assert "no multiple of micro_batch 1 x dp 8" in reason(micro_batch="", global_batch="12")
 
 
 def test_families_of_sharding() -> None:
@@ -169,6 +169,7 @@ def test_compiled_rows_are_scored_with_the_assumption_said() -> None:
         ({"recompute": "selective_attention"}, "parts of a layer"),
         ({"layers": "enc 12 + dec 12"}, "layers enc 12 + dec 12 is no plain number"),
         ({"seq_len": "<=4096"}, "seq_len <=4096 is no plain number"),
+        ({"notes": "SINGLE TRANSFORMER LAYER of 22B"}, "the time is of one layer"),
         ({"tp": "1 (2)"}, "tp 1 (2) is no plain number"),
         ({"dp": "3"}, "dp 3 x tp 1 x pp 1 x cp 1 is not 8 GPUs"),
         ({"micro_batch": "", "global_batch": ""}, "neither micro_batch nor global_batch"),
@@ -203,6 +204,32 @@ def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeyp
     assert document(fsdp_or_zero="none")["parallel"] == {"data": {"degree": 8}}
     assert document(offload="boundary activations")["offload"] == {"what": "checkpoint_inputs"}
     assert document(recompute="selective_attention")["checkpoint"] == {"every": 1, "modules": ["core_attn"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule", "virtual"),
+    [
+        ({}, "1f1b", None),
+        ({"vpp": "2"}, "interleaved", 2),
+        ({"notes": "schedule=1F1B; microbatches=24"}, "1f1b", None),
+        ({"notes": "schedule=1F1B-I; zb", "vpp": "max (each layer)", "layers": "7"}, "interleaved", 4),
+        ({"notes": "schedule=ZB-1p; x"}, "zb-h1", None),
+        ({"notes": "schedule=ZB-2p; x"}, "zb-h2", None),
+        ({"notes": "schedule=ZB-V"}, "zb-v", None),
+    ],
+)
+def test_schedules_by_the_notes(
+    changes: dict[str, str], schedule: str, virtual: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "expressible", lambda path: True)
+    section = document(pp="2", dp="4", **changes)["parallel"]["pipeline"]
+    assert (section["schedule"], section.get("virtual")) == (schedule, virtual)
+
+
+def test_where_recomputation_is_not_known_both_times_are_reported() -> None:
+    score = score_row(row(recompute="unknown"))
+    assert score.status == "scored"
+    assert "with full recomputation" in score.reason and "not known" in score.reason
 
 
 def test_a_section_that_the_schema_spells_otherwise_is_not_expressible(monkeypatch: pytest.MonkeyPatch) -> None:
