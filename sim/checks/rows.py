@@ -67,6 +67,12 @@ class Plan:
     assumptions: tuple[str, ...]
 
     @property
+    def chooses_micro_batch(self) -> bool:
+        """The row leaves the micro-batch open: the largest that fits stands for what its authors chose. With pipeline
+        stages it is 1, which makes the bubble smallest."""
+        return self.facts.micro_batch is None and self.facts.pp == 1
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of all ranks in the simulated step."""
         batch = self.document["batch"]
@@ -230,12 +236,13 @@ def cluster(facts: Facts, gpu: Gpu) -> Sections:
 
 
 def batch(facts: Facts, assumptions: list[str]) -> Sections:
-    """Accumulation from the global batch; a step that the source times per micro-batch has none."""
+    """Accumulation from the global batch; a step that the source times per micro-batch has none. Blank: 1 sequence."""
     dp = facts.dp or 1
     micro, total = facts.micro_batch, facts.global_batch
     if micro is None:
         micro = 1
-        assumptions.append("micro-batch 1")
+        if facts.pp > 1:
+            assumptions.append("micro-batch 1")
     accumulation = 1
     if total is not None and not facts.says("notes", "per ITERATION|per micro-?batch"):
         accumulation, rest = divmod(total, micro * dp)

@@ -16,7 +16,7 @@ from sim.checks import measured
 from sim.checks.facts import facts_of
 from sim.checks.rows import NotExpressible, Plan, plan_of
 from sim.scenario import ScenarioError, load_text
-from sim.scenario.setup import Checkpoint
+from sim.scenario.setup import Checkpoint, Setup
 from sim.timeline.metrics import step_time
 
 GIB = 2**30
@@ -66,8 +66,9 @@ def score_row(row: Mapping[str, str], limit_s: float | None = None) -> Score:
 def _score(plan: Plan) -> Score:
     facts, tokens = plan.facts, plan.tokens_per_step
     scenario = load_text(json.dumps(plan.document), facts.text.get("model_name") or "row")
-    setup = scenario.strategies[0]
-    outcome = simulate_setup(setup)
+    outcome = _largest_that_fits(scenario.strategies[0]) if plan.chooses_micro_batch else None
+    outcome = outcome or simulate_setup(scenario.strategies[0])
+    setup = outcome.setup
     step_s = _step_s(outcome)
     assert facts.num_gpus is not None
     memory = _memory_gib(outcome, plan.software.since_start)
@@ -90,6 +91,18 @@ def _score(plan: Plan) -> Score:
     return Score(figures, "scored", "; ".join(remarks))
 
 
+def _largest_that_fits(setup: Setup) -> Outcome | None:
+    """The run with as many of the step's sequences in a micro-batch as fit, of the powers of two that divide them."""
+    total = setup.batch.micro_batch * setup.batch.accumulation
+    sizes = [1 << power for power in range(total.bit_length()) if total % (1 << power) == 0]
+    for size in reversed(sizes):
+        batch = replace(setup.batch, micro_batch=size, accumulation=total // size)
+        outcome = simulate_setup(replace(setup, batch=batch))
+        if outcome.fits:
+            return outcome
+    return None
+
+
 def _step_s(outcome: Outcome) -> float:
     """The steady step; of a run that does not fit, what it would take with memory without end."""
     if outcome.time is not None:
@@ -109,6 +122,8 @@ def _remarks(plan: Plan, outcome: Outcome, published_s: float | None, kind: str)
     if not outcome.fits:
         usable = outcome.setup.cluster.usable_memory_bytes / GIB
         remarks.append(f"does not fit {usable:.1f} GiB when simulated: time as with more memory")
+    if plan.chooses_micro_batch:
+        remarks.append(f"micro-batch {outcome.setup.batch.micro_batch}, the largest power of two that fits")
     if plan.facts.peak_mem_gib:
         remarks.append(f"memory compared: {kind}")
     if published_s is None and not plan.facts.peak_mem_gib:

@@ -232,6 +232,12 @@ def test_where_recomputation_is_not_known_both_times_are_reported() -> None:
     assert "with full recomputation" in score.reason and "not known" in score.reason
 
 
+def test_a_blank_micro_batch_is_the_largest_that_fits() -> None:
+    assert "micro-batch 4, the largest" in score_row(row(micro_batch="")).reason
+    long = row(micro_batch="", global_batch="64", seq_len="131072", gpu="RTX 4090")
+    assert "micro-batch 4, the largest" in score_row(long | {"layers": "1", "precision": "bf16-true"}).reason
+
+
 def test_a_section_that_the_schema_spells_otherwise_is_not_expressible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "expressible", lambda path: True)
     score = score_row(
