@@ -1,0 +1,90 @@
+"""torch.utils.checkpoint(use_reentrant=True): a function of its own on the tape, whose backward runs a backward inside.
+
+Forward runs without gradients and saves the tensor inputs. Backward runs the whole region again on detached inputs
+(there is no early stop) and walks its graph back; the region's output is allocated again and lives until the inner walk
+has ended, and so does the incoming gradient, so that the first accumulation in a residual block cannot be in place
+(torch/utils/checkpoint.py, CheckpointFunction; Megatron's tensor_parallel.checkpoint is the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+from sim.program.program import PHASE_SHIFT, Owner, Phase
+from sim.runtime.autograd import Gradients, Node, run_backward
+from sim.runtime.ops.base import Op
+from sim.runtime.tape import Tape
+from sim.runtime.tensor import Tensor
+
+
+class _Function:
+    """The region's function with the arguments that are no tensors, and the autocast dtype of its forward."""
+
+    def __init__(self, tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.function = function
+        self.autocast_dtype = tape.autocast_dtype
+        self.others = [None if isinstance(a, Tensor) else a for a in arguments]
+
+    def __call__(self, tensors: Iterable[Tensor]) -> Any:
+        rest = iter(tensors)
+        return self.function(*(next(rest) if other is None else other for other in self.others))
+
+
+class _Checkpoint(Op):
+    """CheckpointFunction."""
+
+    node = "CheckpointFunctionBackward"
+    saves_late = True
+
+    @staticmethod
+    def saved_inputs(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+        for tensor in inputs:
+            if tensor.requires_grad:
+                tensor.storage.belongs_to(Owner.CHECKPOINT)
+        return inputs
+
+    @staticmethod
+    def forward(tape: Tape, *arguments: Any) -> Any:
+        *tensors, function = arguments
+        with tape.grad_mode(False):
+            return function(tensors)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        inputs = [tensor.detach() for tensor in saved]
+        for index, tensor in enumerate(inputs):
+            tensor.requires_grad = node.needs(index)
+        recorder = tape.recorder
+        before = recorder.base, recorder.where, recorder.default_owner
+        output = _run_again(tape, node.attributes[0], inputs)
+        recorder.default_owner = before[2]
+        if output.node is not None:
+            incoming = gradients[0]
+            assert incoming is not None
+            run_backward(tape, output.node, [incoming.detach()])  # a second holder: the caller keeps its own
+        recorder.base, recorder.where, recorder.default_owner = before
+        results = [tensor.grad for tensor in inputs]
+        for gradient in results:
+            if gradient is not None:
+                gradient.storage.belongs_to(recorder.default_owner)
+        return results
+
+
+def _run_again(tape: Tape, function: _Function, inputs: list[Tensor]) -> Tensor:
+    recorder = tape.recorder
+    recorder.resume(recorder.base & ((1 << PHASE_SHIFT) - 1) | Phase.RECOMPUTE << PHASE_SHIFT)
+    recorder.default_owner = int(Owner.RECOMPUTED)
+    recorder.host("checkpoint_region")
+    autocast = tape.autocast(function.autocast_dtype) if function.autocast_dtype else nullcontext()
+    with tape.grad_mode(True), autocast:
+        return Tensor.of(function(inputs))
+
+
+def checkpoint_reentrant(tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run `function(*arguments)` as a region. `None` cannot be an argument."""
+    if tape.grad_enabled:
+        tape.recorder.host("checkpoint_region")
+    tensors = tuple(a for a in arguments if isinstance(a, Tensor))
+    return tape.apply(_Checkpoint, tensors, _Function(tape, function, arguments))
