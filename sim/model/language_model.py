@@ -34,6 +34,9 @@ class LanguageModel(Module):
     checkpoints_first: ClassVar[bool] = False
     """Which of every k layers is checkpointed: the first, or the last (torchtitan)."""
 
+    passes_keywords: ClassVar[bool] = False
+    """Layers are called with one positional argument and the rest by keyword."""
+
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
 

@@ -170,17 +170,19 @@ class CheckpointWrapper(Module):
         policy: Callable[[], Selective] | None = None,
         early_stop: bool = True,
         reentrant: bool = False,
+        keywords: bool = False,
     ) -> None:
         self.tape = tape
         self.module = module
         self.policy = policy
         self.early_stop = early_stop
         self.reentrant = reentrant
+        self.keywords = keywords
         self.path = module.path
 
     def forward(self, *arguments: Any) -> Any:
         if self.reentrant:
-            return checkpoint_reentrant(self.tape, self.module, arguments)
+            return checkpoint_reentrant(self.tape, self.module, arguments, self.keywords)
         selective = self.policy() if self.policy is not None else None
         return checkpoint(self.tape, self.module, arguments, selective, self.early_stop)
 

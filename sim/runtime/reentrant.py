@@ -20,12 +20,15 @@ from sim.runtime.tensor import Tensor
 
 
 class _Function:
-    """The region's function with the arguments that are no tensors, and the autocast dtype of its forward."""
+    """The region's function with the arguments that are not saved, and the autocast dtype of its forward.
 
-    def __init__(self, tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    It lives as long as its node on the tape, until the loss dies.
+    """
+
+    def __init__(self, tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: bool) -> None:
         self.function = function
         self.autocast_dtype = tape.autocast_dtype
-        self.others = [None if isinstance(a, Tensor) else a for a in arguments]
+        self.others = [None if isinstance(a, Tensor) and not (keywords and i) else a for i, a in enumerate(arguments)]
 
     def __call__(self, tensors: Iterable[Tensor]) -> Any:
         rest = iter(tensors)
@@ -82,9 +85,16 @@ def _run_again(tape: Tape, function: _Function, inputs: list[Tensor]) -> Tensor:
         return Tensor.of(function(inputs))
 
 
-def checkpoint_reentrant(tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Run `function(*arguments)` as a region. `None` cannot be an argument."""
+def checkpoint_reentrant(
+    tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: bool = False
+) -> Any:
+    """Run `function(*arguments)` as a region. `None` cannot be an argument.
+
+    `keywords`: all arguments but the first are passed by keyword. The reentrant form takes none, so that callers bind
+    them to the function, and they are not saved but held.
+    """
     if tape.grad_enabled:
         tape.recorder.host("checkpoint_region")
-    tensors = tuple(a for a in arguments if isinstance(a, Tensor))
-    return tape.apply(_Checkpoint, tensors, _Function(tape, function, arguments))
+    bound = _Function(tape, function, arguments, keywords)
+    tensors = tuple(a for a, other in zip(arguments, bound.others) if other is None)
+    return tape.apply(_Checkpoint, tensors, bound)

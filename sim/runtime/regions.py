@@ -44,6 +44,7 @@ class _Wrap:
 
     def __init__(self, tape: Tape, model: Module) -> None:
         self.tape = tape
+        self.keywords = isinstance(model, LanguageModel) and model.passes_keywords
         self.parts = parts_of(model.config) if isinstance(model, LanguageModel) else {}
         self._policies: dict[tuple[str, ...], Callable[[], Selective]] = {}
 
@@ -59,7 +60,7 @@ class _Wrap:
 
     def _region(self, choice: Region, module: Module) -> CheckpointWrapper:
         select = self._policies.setdefault(choice.save, policy(choice.save)) if choice.save else None
-        return CheckpointWrapper(self.tape, module, select, choice.early_stop, choice.reentrant)
+        return CheckpointWrapper(self.tape, module, select, choice.early_stop, choice.reentrant, self.keywords)
 
     def _wrap_part(self, choice: Region, layer: Module, name: str) -> None:
         *owners, last = name.split(".")

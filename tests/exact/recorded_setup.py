@@ -200,7 +200,9 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
             compute="fp32" if meta["prec"] == "fp32" else "bf16",
             autocast=autocast,
         ),
-        checkpoint=Checkpoint(every=meta["ckpt"], save=tuple(f"aten.{name}" for name in meta.get("save", ())))
+        checkpoint=form(meta["form"])
+        if "form" in meta
+        else Checkpoint(every=meta["ckpt"], save=tuple(f"aten.{name}" for name in meta.get("save", ())))
         if meta["ckpt"]
         else None,
         fsdp=Fsdp(degree=meta["world"], reshard_after_forward=True) if meta.get("world") else None,
