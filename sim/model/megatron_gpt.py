@@ -89,19 +89,25 @@ class SelfAttention(Module):
         return self.linear_proj(self.core_attention(q, k, v))
 
 
+class Gelu(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
 class Mlp(Module):
     """The bias of the second projection is left to the caller."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.linear_fc1 = ParallelLinear(config.hidden, config.ffn_hidden, config.bias, skip_bias_add=True)
+        self.activation_func = Gelu()
         self.linear_fc2 = ParallelLinear(config.ffn_hidden, config.hidden, config.bias, skip_bias_add=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear_fc1(x)
         if self.config.bias:
             x = F.add_bias(x, self.linear_fc1.bias)
-        x = F.gelu(x)
+        x = self.activation_func(x)
         return self.linear_fc2(x)
 
 

@@ -8,7 +8,7 @@ has ended, and so does the incoming gradient, so that the first accumulation in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,7 +30,7 @@ class _Function:
         self.autocast_dtype = tape.autocast_dtype
         self.others = [None if isinstance(a, Tensor) and not (keywords and i) else a for i, a in enumerate(arguments)]
 
-    def __call__(self, tensors: Iterable[Tensor]) -> Any:
+    def __call__(self, *tensors: Tensor) -> Any:
         rest = iter(tensors)
         return self.function(*(next(rest) if other is None else other for other in self.others))
 
@@ -52,37 +52,52 @@ class _Checkpoint(Op):
     def forward(tape: Tape, *arguments: Any) -> Any:
         *tensors, function = arguments
         with tape.grad_mode(False):
-            return function(tensors)
+            return function(*tensors)
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        inputs = [tensor.detach() for tensor in saved]
-        for index, tensor in enumerate(inputs):
-            tensor.requires_grad = node.needs(index)
-        recorder = tape.recorder
-        before = recorder.base, recorder.where, recorder.default_owner
-        output = _run_again(tape, node.attributes[0], inputs)
-        recorder.default_owner = before[2]
-        if output.node is not None:
-            incoming = gradients[0]
-            assert incoming is not None
-            run_backward(tape, output.node, [incoming.detach()])  # a second holder: the caller keeps its own
-        recorder.base, recorder.where, recorder.default_owner = before
-        results = [tensor.grad for tensor in inputs]
-        for gradient in results:
-            if gradient is not None:
-                gradient.storage.belongs_to(recorder.default_owner)
-        return results
+        function = node.attributes[0]
+        inputs = detached(node, saved)
+        output = rerun(tape, function, inputs, function.autocast_dtype)
+        return backward_inside(tape, inputs, output, gradients)
 
 
-def _run_again(tape: Tape, function: _Function, inputs: list[Tensor]) -> Tensor:
+def detached(node: Node, saved: list[Any]) -> list[Tensor]:
+    """What was saved, as leaves of a graph of its own (detach_variable)."""
+    inputs = [tensor.detach() for tensor in saved]
+    for index, tensor in enumerate(inputs):
+        tensor.requires_grad = node.needs(index)
+    return inputs
+
+
+def rerun(tape: Tape, function: Callable[..., Any], inputs: list[Tensor], autocast_dtype: str | None) -> Tensor:
+    """Run a region again, with gradients."""
     recorder = tape.recorder
+    before = recorder.base, recorder.where, recorder.default_owner
     recorder.resume(recorder.base & ((1 << PHASE_SHIFT) - 1) | Phase.RECOMPUTE << PHASE_SHIFT)
     recorder.default_owner = int(Owner.RECOMPUTED)
     recorder.host("checkpoint_region")
-    autocast = tape.autocast(function.autocast_dtype) if function.autocast_dtype else nullcontext()
-    with tape.grad_mode(True), autocast:
-        return Tensor.of(function(inputs))
+    with tape.grad_mode(True), tape.autocast(autocast_dtype) if autocast_dtype else nullcontext():
+        output = Tensor.of(function(*inputs))
+    recorder.base, recorder.where, recorder.default_owner = before
+    return output
+
+
+def backward_inside(tape: Tape, inputs: list[Tensor], output: Tensor, gradients: Gradients) -> Gradients:
+    """torch.autograd.backward(output, gradients) inside a backward: the gradients of `inputs`."""
+    recorder = tape.recorder
+    before = recorder.base, recorder.where, recorder.default_owner
+    incoming = gradients[0]
+    assert incoming is not None
+    if output.node is not None:
+        run_backward(tape, output.node, [incoming.detach()])  # a second holder: the caller keeps its own
+    recorder.base, recorder.where, recorder.default_owner = before
+    gradients.clear()
+    results = [tensor.grad for tensor in inputs]
+    for gradient in results:
+        if gradient is not None:
+            gradient.storage.belongs_to(recorder.default_owner)
+    return results
 
 
 def checkpoint_reentrant(

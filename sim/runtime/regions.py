@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from sim.model.calls import Tensor
@@ -12,8 +12,9 @@ from sim.model.chain import Chain, ChainLayer, KeptEntry
 from sim.model.config import ChainConfig
 from sim.model.language_model import LanguageModel
 from sim.model.module import Module, ModuleList
-from sim.model.parts import parts_of
+from sim.model.parts import discardable_of, parts_of
 from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.discarding import Consumer, DiscardedOutput
 from sim.runtime.selective import Selective, policy
 from sim.runtime.tape import Tape
 from sim.scenario.setup import Checkpoint, Region
@@ -46,15 +47,18 @@ class _Wrap:
         self.tape = tape
         self.keywords = isinstance(model, LanguageModel) and model.passes_keywords
         self.parts = parts_of(model.config) if isinstance(model, LanguageModel) else {}
+        self.discardable = discardable_of(model.config) if isinstance(model, LanguageModel) else {}
         self._policies: dict[tuple[str, ...], Callable[[], Selective]] = {}
 
     def __call__(self, choice: Region, layers: list[Module]) -> Module:
         """One region over consecutive layers, or over parts of a single one."""
-        if choice.inside:
+        if choice.inside or choice.discard:
             (layer,) = layers
-            for part in choice.inside:
-                for name in self.parts[part]:
-                    self._wrap_part(choice, layer, name)
+            for name in chain.from_iterable(self.parts[part] for part in choice.inside):
+                _replace(layer, name, partial(self._region, choice))
+            for name, reader in chain.from_iterable(self.discardable[part] for part in choice.discard):
+                discarded = _replace(layer, name, partial(DiscardedOutput, self.tape))
+                _replace(layer, reader, partial(Consumer, discarded=discarded))
             return layer
         return self._region(choice, layers[0] if len(layers) == 1 else Segment(layers))
 
@@ -62,11 +66,17 @@ class _Wrap:
         select = self._policies.setdefault(choice.save, policy(choice.save)) if choice.save else None
         return CheckpointWrapper(self.tape, module, select, choice.early_stop, choice.reentrant, self.keywords)
 
-    def _wrap_part(self, choice: Region, layer: Module, name: str) -> None:
-        *owners, last = name.split(".")
-        for owner in owners:
-            layer = getattr(layer, owner)
-        setattr(layer, last, self._region(choice, getattr(layer, last)))
+
+def _replace(layer: Module, name: str, wrap: Callable[[Module], Any]) -> Any:
+    """Put a wrapper in the place of the module at a dotted name; returns it."""
+    *owners, last = name.split(".")
+    for owner in owners:
+        layer = getattr(layer, owner)
+    wrapper = wrap(getattr(layer, last))
+    while isinstance(layer, CheckpointWrapper | Consumer):
+        layer = layer.module
+    setattr(layer, last, wrapper)
+    return wrapper
 
 
 def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -> list[Module]:

@@ -51,12 +51,14 @@ class Region:
 
     `save`: operators whose outputs are kept instead of recomputed: "attention", "every_second_matmul", or aten names
     such as "aten.mm"; empty = recompute everything. `inside`: parts of the layer that are regions of their own instead
-    of the layer (names in sim.model.parts). `early_stop`: recomputation ends at the last needed tensor; the `reentrant`
-    form knows neither early stop nor `save`.
+    of the layer (names in sim.model.parts). `discard`: parts whose output is thrown away after the module that reads it
+    has run, and made again before that module's backward (Megatron's "layernorm" and "moe_act"). `early_stop`:
+    recomputation ends at the last needed tensor; the `reentrant` form knows neither early stop nor `save`.
     """
 
     save: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
+    discard: tuple[str, ...] = ()
     early_stop: bool = True
     reentrant: bool = False
 
