@@ -112,11 +112,13 @@ class Mlp(Module):
 
 
 def bias_dropout_add(x: Tensor, linear: ParallelLinear, residual: Tensor, p: float) -> Tensor:
-    """residual + dropout(x + bias of the layer that made x)."""
-    biased = F.add_bias(x, linear.bias) if hasattr(linear, "bias") else x
-    out = F.dropout(biased, p)
-    out = residual + out
-    return out
+    """residual + dropout(x + bias of the layer that made x). Runs under enable_grad (bias_dropout_add_exec_handler), so
+    that in a reentrant region's forward the dropout's mask is saved until the layer's result becomes the region's."""
+    with active().enable_grad():
+        biased = F.add_bias(x, linear.bias) if hasattr(linear, "bias") else x
+        out = F.dropout(biased, p)
+        out = residual + out
+        return out
 
 
 class TransformerLayer(Module):

@@ -88,6 +88,9 @@ class Tape:
     def run_repeated(self, module: Module, arguments: tuple[Any, ...]) -> Tensor:
         return run_layer(self, module, arguments)
 
+    def enable_grad(self) -> AbstractContextManager[None]:
+        return self.grad_mode(True)
+
     def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
         Tensor.of(logits).storage.belongs_to(Owner.LOSS)
         return self.phase(Phase.LOSS, Owner.LOSS, "loss")
