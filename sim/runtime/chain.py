@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from sim.model.calls import interpret
-from sim.model.chain import Chain, KeptEntry
+from sim.model.chain import Chain
 from sim.model.config import ChainConfig
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
-from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.recorder import OutOfMemory, Recorder
+from sim.runtime.regions import apply_checkpoint, keep_entries
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
-from sim.runtime.wrap import apply_checkpoint
 from sim.scenario.setup import Setup
 
 assert ops  # importing it fills the tape's rules
@@ -25,7 +24,7 @@ def record_chain(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Pr
     tape = Tape(recorder, DeviceFacts())
     model = Chain(config)
     apply_checkpoint(tape, model, setup.checkpoint)
-    recomputes = _keep_entries(model)
+    recomputes = keep_entries(model)
     with interpret(tape):
         recorder.mark("init")
         try:
@@ -36,18 +35,6 @@ def record_chain(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Pr
         except OutOfMemory:
             recorder.mark("oom")
     return recorder.program()
-
-
-def _keep_entries(model: Chain) -> bool:
-    """Put the kept entry in front of every region. Returns whether anything is recomputed."""
-    number, any_region = 0, False
-    for i, layer in enumerate(model.layers.items):
-        inner = layer.module if isinstance(layer, CheckpointWrapper) else layer
-        if isinstance(layer, CheckpointWrapper):
-            model.layers.items[i] = KeptEntry(layer, model.config, number)
-            any_region = True
-        number += len(vars(inner).get("layers", ()) or (inner,))
-    return any_region
 
 
 def _step(tape: Tape, model: Chain, number: int, accumulation: int) -> None:

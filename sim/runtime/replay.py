@@ -249,7 +249,7 @@ class LayerNode:
         return self._live_backward(tape, gradients) if self.root is not None else self._stamp_backward(tape, gradients)
 
     def release(self) -> None:
-        self.root = self.boundary = None
+        """The graph itself stays, as in PyTorch, until the loss dies: a reentrant region's node holds its arguments."""
         self.held = []
 
     def needs(self, index: int) -> bool:
@@ -262,8 +262,7 @@ class LayerNode:
         incoming_handle = gradients[0].storage.handle
         incoming_handles = gradients[0].storage.handles
         before = [_gradient_handle(slot) for slot in self.slots]
-        root, self.root = self.root, None
-        run_backward(tape, root, gradients)
+        run_backward(tape, self.root, gradients)
         result, boundary.gradient = boundary.gradient, None
         assert result is not None
         if self.learns and template.backward is None and template.forward is not None:
