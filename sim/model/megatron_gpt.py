@@ -156,28 +156,39 @@ class LanguageModelEmbedding(Module):
 class MegatronGpt(LanguageModel):
     """The model computes the loss per token; the script makes the position ids and takes the mean."""
 
+    first_parts = ("embedding",)
+    last_parts = ("final_layernorm", "output_layer")
+    embedding: LanguageModelEmbedding | None
+    final_layernorm: LayerNorm | None
+    output_layer: ParallelLinear | None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         buffer = GlobalBuffer()
-        self.embedding = LanguageModelEmbedding(config)
+        embedding = self.embedding = LanguageModelEmbedding(config)
         self.layers = ModuleList([TransformerLayer(config, buffer) for _ in range(config.layers)])
         self.final_layernorm = LayerNorm(config.hidden)
-        self.output_layer = ParallelLinear(config.hidden, config.vocab, bias=False)
+        output = self.output_layer = ParallelLinear(config.hidden, config.vocab, bias=False)
         if config.tied_embeddings:
-            self.output_layer.weight = self.embedding.word_embeddings.weight
+            output.weight = embedding.word_embeddings.weight
         self.name_paths()
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        positions = F.empty(tokens.shape, "int64")
+        positions = F.empty(targets.shape, "int64")
         losses = self(tokens, positions, targets)
         with active().computing_loss(losses):
             return losses.mean(), None
 
-    def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
-        """Loss per token, [B, S]."""
-        x = self.embedding(tokens, positions)
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        return self(tokens, F.empty(tokens.shape, "int64") if self.embedding is not None else None, None)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None, targets: Tensor | None) -> Tensor:
+        """Loss per token, [B, S]; hidden states of a stage before the last."""
+        x = self.embedding(tokens, positions) if self.embedding is not None else tokens
         for layer in self.layers:
             x = layer(x)
+        if self.final_layernorm is None or self.output_layer is None or targets is None:
+            return x
         x = self.final_layernorm(x)
         logits = self.output_layer(x)
         with active().computing_loss(logits):

@@ -36,9 +36,13 @@ def with_transfers(orders: list[list[Action]], parts: list[Part], early: bool) -
     while any(pending):
         moved = False
         for rank, rest in enumerate(pending):
-            if not rest or (needs := needed(rest[-1], len(parts))) is not None and needs not in made:
+            if not rest:
                 continue
-            action = rest.pop()
+            action, needs = rest[-1], needed(rest[-1], len(parts))
+            own = action._replace(kind=Kind.FORWARD) if action.passes_back else None
+            if any(other is not None and other not in made for other in (needs, own)):
+                continue
+            rest.pop()
             moved = True
             if needs is not None and not early and (source := parts[needs.stage].rank) != rank:
                 steps[rank].append(Step(needs, receives=source))
