@@ -27,6 +27,7 @@ from sim.timeline.metrics import (
     step_time,
     utilization,
 )
+from sim.timeline.spread import step_sigma
 from sim.timeline.stories import Story, stories
 
 UNLIMITED_BYTES = 1 << 50
@@ -60,6 +61,8 @@ class Outcome:
     owners: dict[Owner, int]
     time: StepTime | None
     utilization: Utilization | None
+    step_sigma: float | None
+    """Relative sigma of the step time, from the spread of the sources behind the cost profile."""
 
     @property
     def name(self) -> str:
@@ -141,6 +144,9 @@ def simulate_setup(setup: Setup) -> Outcome:
         owners=owners,
         time=time,
         utilization=utilization(setup, time) if time is not None else None,
+        step_sigma=step_sigma(lanes, cost_model(setup), time.step_ns)
+        if lanes is not None and time is not None
+        else None,
     )
 
 
@@ -164,7 +170,9 @@ def cost_model(setup: Setup) -> CostModel:
     """Prices for a set-up's GPU, profile, framework and network."""
     cluster = setup.cluster
     framework = "none" if isinstance(setup.model, ChainConfig) else setup.host.framework
-    return CostModel.for_gpu(cluster.gpu, setup.profile, framework, cluster.network_bytes_per_s)
+    return CostModel.for_gpu(
+        cluster.gpu, setup.profile, framework, cluster.network_bytes_per_s, gemm_efficiency=setup.gemm_efficiency
+    )
 
 
 def play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:

@@ -124,6 +124,7 @@ class TitanLlama(LanguageModel):
     tok_embeddings: Embedding | None
     norm: Module | None
     output: Linear | None
+    returns_logits = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

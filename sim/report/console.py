@@ -15,7 +15,7 @@ from rich.text import Text
 
 from sim.report.files import FILES
 from sim.report.summary import OutOfMemory, RunSummary, StrategySummary
-from sim.report.words import NOTHING, duration_of, place, short_op, whole
+from sim.report.words import NOTHING, duration_of, duration_with_range, place, short_op, whole
 from sim.units import format_bytes
 
 PLAIN_WIDTH = 120
@@ -67,7 +67,7 @@ def main_table(strategies: Sequence[StrategySummary]) -> Table:
     return table_of(
         "strategy",
         strategies,
-        Column("step", lambda s: duration_of(s.step_time_s)),
+        Column("step", lambda s: duration_with_range(s.step_time_s, s.step_time_relative_sigma)),
         Column("tok/s/GPU", lambda s: whole(s.tokens_per_s_per_gpu)),
         Column("MFU", lambda s: percent(s.mfu)),
         Column(f"active {unit.name}", lambda s: unit.of_bytes(s.peak_active_bytes)),

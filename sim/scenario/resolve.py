@@ -96,6 +96,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
+        gemm_efficiency=sections.get("gemm_efficiency"),
     )
 
 

@@ -28,6 +28,7 @@ from sim.scenario.kinds import (
     Reshard,
     ReshardRoot,
     Sequences,
+    Share,
     Tokens,
     Version,
 )
@@ -277,6 +278,9 @@ class ScenarioFile(Section):
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
     """Name of the cost profile. Default: the one of the GPU."""
+    gemm_efficiency: Share | None = None
+    """Share of the dense peak that large matrix products sustain on your own card, power limit and software: the one
+    number most worth measuring. Default: the profile's."""
     strategies: dict[str, StrategySection | None] | None = None
     """What to compare, by name. Default: one strategy called default."""
 

@@ -82,7 +82,8 @@ class Fsdp:
     wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
     forward_prefetch: int = 0
     backward_prefetch: int | None = None
-    """None: FSDP2's implicit prefetch of one unit; a number: an explicit prefetch list of that length."""
+    """None: FSDP2's implicit prefetch of one unit; a number: an explicit prefetch list of that length (an
+    empty one counts as none)."""
     reduce_scatter_buffers: int = 1
     gradient_sync: Literal["every", "last"] = "every"
     cast_forward_inputs: bool = True
@@ -118,6 +119,8 @@ class Setup:
     """Name of the cost profile; None: the GPU's own."""
     offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
+    gemm_efficiency: float | None = None
+    """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.api import cost_model
 from sim.model.config import ChainConfig
 from sim.scenario import ScenarioError, load_scenario, load_text
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision
@@ -38,6 +39,16 @@ def only(text=VALID, overrides=()):
 
 
 # What a scenario gives
+
+
+def test_a_rate_of_ones_own_for_matrix_products_reaches_the_prices():
+    assert only().gemm_efficiency is None
+    own = only(VALID + "gemm_efficiency: 0.62\n")
+    assert own.gemm_efficiency == 0.62
+    assert cost_model(own).profile.figures["gemm.efficiency"] == 0.62
+    (problem,) = problems(VALID + "gemm_efficiency: 620\n")
+    assert problem[:2] == (8, "gemm_efficiency")
+    assert "a share above 0 and at most 1" in problem[2]
 
 
 def test_a_scenario_gives_one_complete_setup_per_strategy():
