@@ -33,15 +33,12 @@ class LanguageModel(Module):
     layers: ModuleList
     checkpoints_first: ClassVar[bool] = False
     """Which of every k layers is checkpointed: the first, or the last (torchtitan)."""
-<<<<<<< HEAD
     first_parts: ClassVar[tuple[str, ...]] = ()
     """What only the first stage of a pipeline has."""
     last_parts: ClassVar[tuple[str, ...]] = ()
     """What only the last stage has. A model that names no parts cannot be cut."""
-=======
     returns_logits: ClassVar[bool] = False
     """The script calls the model for logits, its own variable, and then the loss (torchtitan); else one call does both."""
->>>>>>> main
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
