@@ -180,11 +180,11 @@ class MegatronGpt(LanguageModel):
             return losses.mean(), None
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        return self(tokens, F.empty(tokens.shape, "int64") if self.embedding is not None else None, None)
+        return self(tokens, F.empty(tokens.shape, "int64")) if self.embedding is not None else self(tokens)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None, targets: Tensor | None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """Loss per token, [B, S]; hidden states of a stage before the last."""
-        x = self.embedding(tokens, positions) if self.embedding is not None else tokens
+        x = self.embedding(tokens, positions) if self.embedding is not None and positions is not None else tokens
         for layer in self.layers:
             x = layer(x)
         if self.final_layernorm is None or self.output_layer is None or targets is None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
+from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Transfer, Work
 from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row
 
 
@@ -98,6 +98,7 @@ class Recorder:
         self._kernel_table: list[Kernel] = []
         self._collectives: list[Collective] = []
         self._host_works: dict[HostWork, int] = {}
+        self._transfers: list[Transfer] = []
         self._paths: dict[str, int] = {"": 0}
         self._path_names: list[str] = [""]
         self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
@@ -223,6 +224,11 @@ class Recorder:
         self._collectives.append(collective)
         self._row(Row.COLLECTIVE, stream, len(self._collectives) - 1)
 
+    def transfer(self, kind: Row, transfer: Transfer, stream: int) -> None:
+        """SEND or RECEIVE."""
+        self._transfers.append(transfer)
+        self._row(kind, stream, len(self._transfers) - 1)
+
     def host(self, name: str, count: int = 1) -> None:
         """Host time that is no launch."""
         work = HostWork(name, count)
@@ -322,4 +328,5 @@ class Recorder:
             marks=self.marks,
             events=self.events,
             facts=facts,
+            transfers=self._transfers,
         )

@@ -18,8 +18,6 @@ _BY_NAME: dict[str, Callable[[int, int, int, int], list[Action]]] = {
     "dualpipe-v": lambda r, p, m, v: dual_pipe_v(r, p, m),
 }
 SCHEDULES = tuple(_BY_NAME)
-CHUNKS: dict[str, int] = {"gpipe": 1, "1f1b": 1, "zb-v": 2, "dualpipe-v": 2}
-"""Chunks per rank of the schedules that do not leave them open."""
 
 
 def orders(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> list[list[Action]]:
