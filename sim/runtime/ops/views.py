@@ -269,9 +269,9 @@ def empty(tape: Tape, shape: Shape, dtype: str) -> Tensor:
     return tape.empty(shape, dtype)
 
 
-@rule("workspace")
-def workspace(tape: Tape, shape: Shape, dtype: str) -> Tensor:
-    return tape.empty(shape, dtype, owner=Owner.WORKSPACE)
+@rule("global_buffer")
+def global_buffer(tape: Tape, elements: int, dtype: str) -> Tensor:
+    return tape.global_buffer(elements, dtype)
 
 
 @rule("compute")
