@@ -99,16 +99,17 @@ class PipelineRank:
     def __post_init__(self) -> None:
         self.steps = pipeline_steps(self.pipeline, self.micro_batches)[self.rank]
 
-    def make_buffers(self) -> None:
+    def _make_buffers(self) -> None:
         """Buffers for everything that will be received, stage by stage: inputs first, then gradients."""
-        if not self.wire.kept:
-            return
         received = [step.action for step in self.steps if step.receives is not None]
         for action in sorted(received, key=lambda a: (_receiving_stage(a), a.passes_back, a.micro_batch)):
             self._buffers[action] = self._buffer(action)
 
     def run(self, mark: Callable[[str], None]) -> None:
         """All actions of a step; `mark` is told the end of each forward ("fwd3") and backward ("bwd3")."""
+        if self.wire.kept and not self._buffers:
+            with self.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
+                self._make_buffers()
         for step in self.steps:
             if step.receives is not None:
                 self._receive(step.action, step.receives)

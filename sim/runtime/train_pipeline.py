@@ -49,9 +49,6 @@ class PipelineTraining(TrainingRun):
     def step(self, number: int) -> None:
         mark, setup = self.recorder.mark, self.setup
         self._load_data(setup.batch.accumulation)
-        if number == 0:
-            with self.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                self.pipeline.make_buffers()
         mark(f"s{number}.data")
         if setup.optimizer is not None and setup.optimizer.zero_grad == "start":
             self._zero_grad()

@@ -16,7 +16,8 @@ import pytest
 from sim.api import Outcome, Result, load, simulate
 from sim.program.program import COMPUTE, Mem
 from sim.report.files import FILES
-from sim.report.picture import picture_of, shown_lanes, thinned
+from sim.api import shown_lanes
+from sim.report.picture import picture_of, thinned
 from sim.timeline.clock import host_clock, memory_clock, step_windows
 from sim.timeline.export.names import collective_name
 from sim.timeline.export.tables import kernel_table, memory_table
