@@ -65,9 +65,7 @@ def strategy_folders(out: Path, scenario: str, strategies: Sequence[str]) -> lis
     return folders
 
 
-def write_files(
-    folder: Path, outcome: Outcome, ranks: Sequence[Lanes], picture: Picture, summary: RunSummary
-) -> None:
+def write_files(folder: Path, outcome: Outcome, ranks: Sequence[Lanes], picture: Picture, summary: RunSummary) -> None:
     """Everything that one strategy leaves. Raises OSError. With a pipeline, the tables are those of the worst rank.
 
     `ranks` are the outcome's `shown_lanes`: out of memory, tables and trace hold what was allocated until then, timed

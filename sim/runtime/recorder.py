@@ -40,6 +40,10 @@ _BACKWARD = Phase.BACKWARD << PHASE_SHIFT
 _LOSS_OWNER, _GRADIENT_OWNER = int(Owner.LOSS), int(Owner.ACTIVATION_GRADIENT)
 
 
+Places = tuple[Ints, Ints]
+"""`where` of rows and of memory events."""
+
+
 class Position(NamedTuple):
     """A point in issue order: rows, memory events and allocations before it."""
 
@@ -260,15 +264,18 @@ class Recorder:
             owners=self.owners[begin.handles :],
         )
 
-    def append(
-        self, recording: Recording, first_handle: Ints, old_paths: tuple[str, ...], new_paths: tuple[str, ...]
-    ) -> None:
-        """Issue a recording again: `first_handle` per memory event; what is under an old path moves to the new one."""
-        self._close_chunk()
-        memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
-        row_where, memory_where = (
+    def moved(self, recording: Recording, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> Places:
+        """Where a recording's rows and memory events are once what is under an old path is under the new one."""
+        rows, events = (
             self._moved(where, old_paths, new_paths) for where in (recording.row_where, recording.memory_where)
         )
+        return rows, events
+
+    def append(self, recording: Recording, first_handle: Ints, places: Places) -> None:
+        """Issue a recording again, at other places: `first_handle` per memory event."""
+        self._close_chunk()
+        memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
+        row_where, memory_where = places
         self._chunks.append((recording.rows, row_where, memory, recording.memory_row + self._rows_before, memory_where))
         self._rows_before += len(recording.rows)
         self._events_before += len(memory)

@@ -19,7 +19,7 @@ from sim.model.calls import Shape
 from sim.model.module import Module, Parameter
 from sim.program.program import Row
 from sim.runtime.autograd import Edge, Gradients, gradient_edge, run_backward
-from sim.runtime.recorder import Operators, Recording
+from sim.runtime.recorder import Operators, Places, Recording
 from sim.runtime.strides import Strides
 from sim.runtime.tensor import Storage, Tensor
 
@@ -81,10 +81,15 @@ class Stamp:
     """Per memory event: FORWARD, BACKWARD, INCOMING or HELD + i; the event's handle counts from that owner's first."""
     sequences: int
     paths: tuple[str, ...]
+    moved: dict[tuple[str, ...], Places] = field(default_factory=dict)
+    """Where it happens in the layer at other paths."""
 
     def append(self, tape: Tape, paths: tuple[str, ...], first: tuple[int, ...]) -> None:
         """Issue it again for the layer at `paths`; `first`: first handle of each kind of owner."""
-        tape.recorder.append(self.recording, np.array(first, np.int64)[self.owner_kind], self.paths, paths)
+        places = self.moved.get(paths)
+        if places is None:
+            places = self.moved[paths] = tape.recorder.moved(self.recording, self.paths, paths)
+        tape.recorder.append(self.recording, np.array(first, np.int64)[self.owner_kind], places)
         tape.sequence += self.sequences
 
 

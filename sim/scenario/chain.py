@@ -23,7 +23,9 @@ def resolve_chain(document: Document, section: ModelSection, chain: ChainSection
             document.problem(("model", "chain", name), message, show=False)
     if len(lists["weight_gradient"]) == len(lists["backward"]):
         if any(part > whole for part, whole in zip(lists["weight_gradient"], lists["backward"])):
-            document.problem(("model", "chain", "weight_gradient"), "must be at most the backward, of which it is a part")
+            document.problem(
+                ("model", "chain", "weight_gradient"), "must be at most the backward, of which it is a part"
+            )
             return None
     if others or any(len(values) != chain.layers for values in lists.values()):
         return None

@@ -88,7 +88,9 @@ def _placement(value: Any) -> str | tuple[int, ...]:
 Placement = Annotated[
     str | tuple[int, ...],
     BeforeValidator(_placement),
-    _schema(anyOf=[{"const": "balanced"}, {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}]),
+    _schema(
+        anyOf=[{"const": "balanced"}, {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}]
+    ),
 ]
 
 

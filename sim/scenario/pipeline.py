@@ -54,7 +54,11 @@ def _check_micro_batches(document: Document, section: PipelineSection, count: in
 
 
 def _check_model(
-    document: Document, schedule: str, model: ModelConfig, checkpoint: CheckpointSection | None, fsdp: FsdpSection | None
+    document: Document,
+    schedule: str,
+    model: ModelConfig,
+    checkpoint: CheckpointSection | None,
+    fsdp: FsdpSection | None,
 ) -> None:
     """What cannot be cut, and what a split backward cannot have around it."""
     if model.implementation not in CUT_IMPLEMENTATIONS:

@@ -157,6 +157,7 @@ class Setup:
     def data_parallel(self) -> int:
         """Ranks that train on different data."""
         return self.cluster.gpus // self.stages
+
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
 
