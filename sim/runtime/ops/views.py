@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from sim.model.calls import Shape
-from sim.program.program import COMPUTE, Owner
+from sim.program.program import COMPUTE
 from sim.runtime import scratch
 from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
