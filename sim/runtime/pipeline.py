@@ -141,8 +141,9 @@ class PipelineRank:
         else:
             leaf = self._take(action._replace(stage=action.stage - 1)).detach()
             leaf.requires_grad = True
-        first_to_return = self.micro_batches - 1 if self.pipeline.schedule == "breadth-first" else 0
-        self.tape.micro_batch = "first" if action.micro_batch == first_to_return else "later"
+        last_in_first_out = self.pipeline.schedule == "breadth-first"
+        before = self.micro_batches - 1 - action.micro_batch if last_in_first_out else action.micro_batch
+        self.tape.micro_batch = ("first", "second")[before] if before < 2 else "later"
         output, rest = stage.forward(leaf, action.micro_batch)
         self.tape.micro_batch = None
         if not stage.is_last:

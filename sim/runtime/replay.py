@@ -129,7 +129,10 @@ class Template:
         return not all(all(backward.frees) for backward in self.backwards.values())
 
     def knows_backward(self, micro_batch: str | None, present: Present) -> bool:
-        """The backward of a forward that begins now. Outside a pipeline it comes before anything else does."""
+        """The backward of a forward that begins now. Outside a pipeline it comes before anything else does; in one, a
+        later micro-batch comes back after the second, which shows it."""
+        if micro_batch == "later":
+            return True
         return (present if micro_batch is None else self.expected.get(micro_batch)) in self.backwards
 
 

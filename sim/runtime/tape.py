@@ -76,7 +76,7 @@ class Tape:
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}
         self.micro_batch: str | None = None
-        """Of a pipeline: "first" or "later" of a step to come back, which decides whether gradients are there then."""
+        """Of a pipeline: the "first", "second" or a "later" one of a step to come back; gradients are there from then on."""
         self.splits: str | None = None
         """Which part of a split backward runs: "input" or "weight"."""
 
