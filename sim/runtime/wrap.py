@@ -9,12 +9,12 @@ from sim.model.language_model import LanguageModel
 from sim.model.module import Module, ModuleList, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.offload import SaveOnCpu
-from sim.runtime.replay import Repeat
 from sim.runtime.selective import policy
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.fsdp2 import Unit
 from sim.runtime.sharding.policy import UnitPolicy
 from sim.runtime.tape import Tape
+from sim.runtime.templates import Repeat
 from sim.scenario.setup import Checkpoint, Fsdp, Precision, Setup
 
 

@@ -248,6 +248,9 @@ class CheckpointSection(Section):
     save: list[str] = []
     """Selective: outputs to keep instead of recomputing: attention, every_second_matmul, or aten names such as
     aten.mm. Default: [], recompute everything."""
+    keep_micro_batches: CountOrZero = 0
+    """With a pipeline: a stage keeps the activations of so many micro-batches in flight and recomputes only the others
+    (Korthikanti et al. 2022, appendix C). Default: 0, recompute all."""
     early_stop: bool = True
     """Recomputation ends at the last tensor that is needed. Default: true."""
 

@@ -61,6 +61,8 @@ class Checkpoint:
     first: int | None = None
     save: tuple[str, ...] = ()
     early_stop: bool = True
+    keep_micro_batches: int = 0
+    """Of those in flight in a pipeline stage, so many are not recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
