@@ -17,7 +17,7 @@ from sim.program.program import Owner, Program
 from sim.runtime.extend import RECORDED_STEPS, NotPeriodic, cut, extend
 from sim.runtime.lower import HostCall, lower
 from sim.runtime.record import record
-from sim.runtime.schedules import in_flight, orders, stages_of
+from sim.runtime.schedules import in_flight, order, stages_of
 from sim.scenario import load_scenario
 from sim.scenario.setup import Scenario, Setup
 from sim.timeline.lanes import Lanes, make_lanes
@@ -240,7 +240,7 @@ def _rank_outcome(
     if setup.pipeline is not None:
         pipeline, count = setup.pipeline, setup.batch.accumulation
         stages = tuple(stages_of(rank, pipeline.degree, pipeline.chunks, pipeline.folded))
-        actions = orders(pipeline.schedule, pipeline.degree, count, pipeline.chunks)[rank]
+        actions = order(pipeline.schedule, rank, pipeline.degree, count, pipeline.chunks)
         flying = in_flight(actions, until_weights=pipeline.splits_backward)
     return RankOutcome(
         stages=stages,

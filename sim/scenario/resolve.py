@@ -82,6 +82,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
+        if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
+            document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
     stages = None
     if pipeline and model and batch and sections.whole("parallel"):
         stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
