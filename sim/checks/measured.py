@@ -13,7 +13,7 @@ COUNTER_WORDS: tuple[tuple[str, Counter], ...] = (
 )
 """Words of a row's notes that say which counter it printed, in the order in which they are looked for."""
 
-BLANK_TFLOPS = r"narayanan|ptd-p|dlperf"
+EQUATION_3 = r"narayanan|ptd-p|dlperf"
 """Sources whose TFLOP/s follow PTD-P's equation 3, recomputation included."""
 
 
@@ -24,7 +24,7 @@ def step_s(facts: Facts, tokens_per_step: int) -> float | None:
         return facts.step_time_s
     if facts.tokens_per_s_per_gpu is not None:
         return tokens_per_step / facts.num_gpus / facts.tokens_per_s_per_gpu
-    if facts.tflops_per_gpu is not None and facts.says("source", BLANK_TFLOPS):
+    if facts.tflops_per_gpu is not None and facts.says("source", EQUATION_3):
         return ptdp_flops(facts, tokens_per_step) / (facts.num_gpus * facts.tflops_per_gpu * 1e12)
     return None
 
@@ -44,3 +44,10 @@ def counter(facts: Facts, software: Software) -> Counter:
         if facts.says("notes", words):
             return kind
     return software.memory
+
+
+def ranks(facts: Facts, count: int) -> range:
+    """The pipeline ranks whose memory the row prints: all (the largest counts), or the one that its notes name."""
+    if facts.says("notes", "last rank"):
+        return range(count - 1, count)
+    return range(1) if facts.says("notes", r"rank ?0\b") else range(count)

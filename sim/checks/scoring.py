@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Literal
 
-from sim.api import Outcome, play_time, simulate_setup
+from sim.api import Outcome, shown_lanes, simulate_setup
 from sim.checks import measured
-from sim.checks.facts import facts_of
+from sim.checks.facts import Facts, facts_of
 from sim.checks.rows import NotExpressible, Plan, plan_of
+from sim.checks.software import Counter
 from sim.scenario import ScenarioError, load_text
 from sim.scenario.setup import Checkpoint, Setup
 from sim.timeline.metrics import step_time
@@ -71,7 +72,7 @@ def _score(plan: Plan) -> Score:
     setup = outcome.setup
     step_s = _step_s(outcome)
     assert facts.num_gpus is not None
-    memory = _memory_gib(outcome, plan.software.since_start)
+    memory = _memory_gib(outcome, facts, plan.software.since_start)
     published_s = measured.step_s(facts, tokens)
     kind = measured.counter(facts, plan.software)
     figures = {
@@ -107,14 +108,19 @@ def _step_s(outcome: Outcome) -> float:
     """The steady step; of a run that does not fit, what it would take with memory without end."""
     if outcome.time is not None:
         return outcome.time.step_ns * 1e-9
-    return step_time(play_time(outcome.setup, outcome.program, outcome.unlimited)).step_ns * 1e-9
+    return max(step_time(lanes).step_ns for lanes in shown_lanes(outcome)) * 1e-9
 
 
-def _memory_gib(outcome: Outcome, since_start: bool) -> dict[str, float]:
-    """The four counters' peaks of the steady step, or of the whole run."""
-    steps = [outcome.steady, outcome.first_step] if since_start else [outcome.steady]
-    names = ("allocated", "active", "reserved", "device")
-    return {name: max(getattr(step, f"{name}_bytes") for step in steps) / GIB for name in names}
+def _memory_gib(outcome: Outcome, facts: Facts, since_start: bool) -> dict[Counter, float]:
+    """The four counters' peaks of the steady step, or of the whole run, on the ranks that the source speaks of."""
+    ranks = [outcome.ranks[index] for index in measured.ranks(facts, len(outcome.ranks))]
+    steps = [step for rank in ranks for step in ([rank.steady, rank.first_step] if since_start else [rank.steady])]
+    return {
+        "allocated": max(step.allocated_bytes for step in steps) / GIB,
+        "active": max(step.active_bytes for step in steps) / GIB,
+        "reserved": max(step.reserved_bytes for step in steps) / GIB,
+        "device": max(step.device_bytes for step in steps) / GIB,
+    }
 
 
 def _remarks(plan: Plan, outcome: Outcome, published_s: float | None, kind: str) -> list[str]:
