@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from sim.checks.facts import Facts
+from sim.checks.software import software_of
 from sim.scenario.schema import ScenarioFile
 
 EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
@@ -43,6 +44,8 @@ class Feature:
     path: str
     needed: Callable[[Facts], bool]
     value: Callable[[Facts], Any] = lambda _: None
+    without: str = ""
+    """What is assumed where the schema lacks the field; without such words the row is not expressible then."""
 
 
 def _shared(facts: Facts, label: str) -> bool:
@@ -99,6 +102,13 @@ FEATURES = (
         path="parallel.data",
         needed=lambda f: _shared(f, REPLICATED),
         value=lambda f: {"degree": f.dp},
+    ),
+    Feature(
+        name="main parameters in fp32",
+        path="parallel.data",
+        needed=lambda f: f.dp == 1 and software_of(f).gpt == "megatron",
+        value=lambda f: {"degree": 1},
+        without="fp32 main parameters and gradients are not simulated",
     ),
     Feature(
         name="ZeRO-1 or a distributed optimizer",
@@ -171,7 +181,16 @@ def missing(facts: Facts) -> list[str]:
     return [
         f"{feature.name}: scenarios have no {feature.path}"
         for feature in FEATURES
-        if feature.needed(facts) and not expressible(feature.path)
+        if feature.needed(facts) and not feature.without and not expressible(feature.path)
+    ]
+
+
+def left_out(facts: Facts) -> list[str]:
+    """What the row uses, the schema cannot say, and the scenario does without, as assumptions."""
+    return [
+        feature.without
+        for feature in FEATURES
+        if feature.without and feature.needed(facts) and not expressible(feature.path)
     ]
 
 

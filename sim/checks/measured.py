@@ -18,8 +18,11 @@ EQUATION_3 = r"narayanan|ptd-p|dlperf"
 
 
 def step_s(facts: Facts, tokens_per_step: int) -> float | None:
-    """The published time of the simulated step: printed, or from tokens/s, or from TFLOP/s whose formula is known."""
+    """The published time of the simulated step: printed, or from tokens/s, or from TFLOP/s whose formula is known; None where
+    the notes say that its time tells nothing."""
     assert facts.num_gpus is not None
+    if facts.says("notes", "use memory only"):
+        return None
     if facts.step_time_s is not None:
         return facts.step_time_s
     if facts.tokens_per_s_per_gpu is not None:

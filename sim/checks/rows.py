@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any
 
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, REPLICATED, missing, sections
+from sim.checks.features import PARTS, REPLICATED, left_out, missing, sections
 from sim.checks.software import Software, software_of
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
@@ -106,6 +106,7 @@ def plan_of(facts: Facts) -> Plan:
         document["attention_kernel"] = kernel
     if facts.says("compile", "^yes"):
         assumptions.append("compiled in the source: played in eager mode, norms fused")
+    assumptions += left_out(facts)
     if software.extra:
         assumptions.append(software.extra)
     return Plan(facts, software, _merged(document, sections(facts)), tuple(assumptions))

@@ -226,6 +226,14 @@ def test_schedules_by_the_notes(
     assert (section["schedule"], section.get("virtual")) == (schedule, virtual)
 
 
+def test_megatron_without_its_main_parameters_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"source": "Megatron-LM", "mlp_type": "gelu", "num_gpus": "1", "dp": "1", "fsdp_or_zero": "none"}
+    monkeypatch.setattr(features, "expressible", lambda path: path != "parallel.data")
+    assert "main parameters and gradients are not simulated" in assumed(**changes)
+    monkeypatch.setattr(features, "expressible", lambda path: True)
+    assert document(**changes)["parallel"] == {"data": {"degree": 1}}
+
+
 def test_where_recomputation_is_not_known_both_times_are_reported() -> None:
     score = score_row(row(recompute="unknown"))
     assert score.status == "scored"
@@ -264,6 +272,13 @@ def test_times_by_the_definition_of_the_source() -> None:
     flops = 96 * 4096 * 2 * 256**2 * (1 + 256 / (6 * 256) + 1024 / (16 * 2 * 256))
     assert measured.step_s(ptdp, 4096) == pytest.approx(flops / (8 * 100e12))
     assert measured.step_s(facts_of(row(tokens_per_s_per_gpu="")), 4096) is None
+    assert measured.step_s(facts_of(row(step_time_s="2.5", notes="tiny, use memory only")), 4096) is None
+
+
+def test_memory_of_the_ranks_that_the_notes_name() -> None:
+    assert measured.ranks(facts_of(row()), 4) == range(4)
+    assert measured.ranks(facts_of(row(notes="peak on the LAST rank (last stage)")), 4) == range(3, 4)
+    assert measured.ranks(facts_of(row(notes="rank0 peak; rank7 less")), 8) == range(1)
 
 
 @pytest.mark.parametrize(
