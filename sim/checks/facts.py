@@ -27,10 +27,10 @@ VTRAIN_COLUMNS = {
 }  # fmt: skip
 VTRAIN_FACTS = {
     "source": "vTrain (Megatron-DeepSpeed)", "gpu": "A100-SXM4-80GB", "mlp_type": "gelu", "attention": "standard",
-    "precision": "fp16", "recompute": "unknown", "offload": "none", "compile": "no", "cp": "1",
+    "precision": "fp16", "recompute": "full (doubtful)", "offload": "none", "compile": "no", "cp": "1",
     "fsdp_or_zero": "none",
 }  # fmt: skip
-"""What the page around that table says of all of its rows. It says checkpointing too, which its times deny (docs)."""
+"""What the page around that table says of all of its rows. Its checkpointing is doubtful (docs/validation.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,9 +304,7 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     stop = {} if software.early_stop else {"early_stop": False}
     if not label:
         assumptions.append("recompute is not printed, none assumed")
-    elif label.startswith("unknown"):
-        assumptions.append("whether it recomputes is not known, no recomputation assumed")
-    if not label or re.match(r"none|no\b|off|false|unknown", label):
+    if not label or re.match(r"none|no\b|off|false", label):
         return None
     share = re.search(r"1/(\d+)|every[ _-]?(\d+)", label)
     if share:

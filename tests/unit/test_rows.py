@@ -234,10 +234,10 @@ def test_megatron_without_its_main_parameters_says_so(monkeypatch: pytest.Monkey
     assert document(**changes)["parallel"] == {"data": {"degree": 1}}
 
 
-def test_where_recomputation_is_not_known_both_times_are_reported() -> None:
-    score = score_row(row(recompute="unknown"))
-    assert score.status == "scored"
-    assert "with full recomputation" in score.reason and "not known" in score.reason
+def test_where_recomputation_is_doubtful_both_times_are_reported() -> None:
+    doubtful, full = score_row(row(recompute="full (doubtful)")), score_row(row(recompute="full"))
+    assert doubtful.figures == full.figures
+    assert doubtful.reason.startswith("without recomputation 0.")
 
 
 def test_a_blank_micro_batch_is_the_largest_that_fits() -> None:
