@@ -60,6 +60,14 @@ class _Frame:
             if tensor.requires_grad:
                 tensor.storage.belongs_to(Owner.CHECKPOINT)
         self.inputs = [SavedTensor(tape, tensor) for tensor in inputs]
+        self.tracked = [tensor.requires_grad for tensor in inputs]
+
+    def unpack_inputs(self) -> list[Any]:
+        """What hooks give back (a recomputed or copied tensor) needs a gradient again, as the saved one did."""
+        inputs = [saved.unpack() for saved in self.inputs]
+        for tensor, tracked in zip(inputs, self.tracked):
+            tensor.requires_grad = tracked
+        return inputs
 
 
 class _ForwardHook:
@@ -109,7 +117,7 @@ class _RecomputeHook:
 
 def _recompute(tape: Tape, frame: _Frame) -> None:
     """Run the region again with gradients enabled, under its own autocast context."""
-    inputs = [saved.unpack() for saved in frame.inputs]
+    inputs = frame.unpack_inputs()
     recorder = tape.recorder
     before = recorder.base, recorder.where, recorder.default_owner
     recorder.resume(recorder.base & ((1 << PHASE_SHIFT) - 1) | Phase.RECOMPUTE << PHASE_SHIFT)

@@ -32,6 +32,25 @@ CHECKPOINTS = {
     "first 5": "{first: 5}",
     "selective": "{save: [attention, every_second_matmul]}",
     "mm only": "{save: [aten.mm]}",
+    "reentrant": "{reentrant: true}",
+    "sequential": "{sequential: 4}",
+    "nested": "{nested: [3, 3]}",
+    "nested reentrant": "{nested: [4, 2], reentrant: true}",
+    "boundaries": "{boundaries: [2, 4, 6]}",
+    "per layer": "{layers: [full, none, {reentrant: true}]}",
+}
+PARTS = {
+    "attention": "{inside: attention}",
+    "mlp reentrant": "{inside: mlp, reentrant: true}",
+    "norm discarded": "{discard: norm}",
+    "both": "{inside: attention, discard: norm}",
+    "per layer": "{layers: [full, {inside: attention}, {discard: norm}]}",
+}
+MEGATRON_PARTS = {
+    "core attention": "{inside: core_attention, reentrant: true}",
+    "norm and activation": "{discard: [norm, activation]}",
+    "core attention and norm": "{inside: core_attention, discard: norm, reentrant: true}",
+    "full": "{reentrant: true}",
 }
 COLUMNS = (
     "row_kind", "row_stream", "row_argument", "mem_kind", "mem_handle", "mem_bytes", "mem_stream", "mem_row", "owners",
@@ -50,12 +69,12 @@ def assert_equal(a: Program, b: Program) -> None:
     assert (a.kernels, a.collectives, a.host_works, a.marks) == (b.kernels, b.collectives, b.host_works, b.marks)
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS.values(), *PARTS.values()], ids=[*CHECKPOINTS, *PARTS])
 @pytest.mark.parametrize("sync", ["every", "last"])
 @pytest.mark.parametrize("implementation", ["torchtitan", "transformers"])
 def test_llama_under_fsdp(implementation: str, sync: str, checkpoint: str) -> None:
     text = LLAMA.replace("IMPLEMENTATION", implementation).replace("degree: 8", f"degree: 8, gradient_sync: {sync}")
-    setup = setup_of(text + f"checkpoint: {CHECKPOINTS[checkpoint]}\n")
+    setup = setup_of(text + f"checkpoint: {checkpoint}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
@@ -63,6 +82,14 @@ def test_llama_under_fsdp(implementation: str, sync: str, checkpoint: str) -> No
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:
     setup = setup_of(GPT.replace("DROPOUT", dropout) + f"checkpoint: {CHECKPOINTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize("checkpoint", MEGATRON_PARTS)
+@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
+def test_megatron_on_one_gpu(dropout: str, checkpoint: str) -> None:
+    text = GPT.replace("nanogpt", "megatron").replace("DROPOUT", dropout)
+    setup = setup_of(text + f"checkpoint: {MEGATRON_PARTS[checkpoint]}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
