@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from sim.model.build import build_model
@@ -16,7 +17,8 @@ from sim.model.module import Buffer
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.offload import SaveOnCpu
-from sim.runtime.optimizer import AdamW, clip_grad_norm
+from sim.runtime.optimizer import StepOptimizer, clip_grad_norm
+from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
@@ -37,7 +39,8 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, st
     """
     recorder = Recorder(fail_at)
     run = TrainingRun(setup, recorder)
-    run.tape.stamps = stamps and fail_at is None
+    stepped_inside = setup.optimizer is not None and setup.optimizer.in_backward
+    run.tape.stamps = stamps and fail_at is None and not stepped_inside
     with interpret(run.tape):
         try:
             run.initialize()
@@ -60,7 +63,8 @@ class TrainingRun:
     def __init__(self, setup: Setup, recorder: Recorder) -> None:
         assert isinstance(setup.model, ModelConfig)
         self.setup = setup
-        self.config = setup.model
+        self.trains = setup.mode == "train"
+        self.config = setup.model if self.trains else replace(setup.model, dropout=0.0)  # model.eval()
         self.recorder = recorder
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
@@ -72,7 +76,8 @@ class TrainingRun:
             slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communication: Communication | None = None
         self.parameters: list[Tensor] = []
-        self.optimizer: AdamW | None = None
+        self.optimizer: StepOptimizer | None = None
+        self.in_backward: InBackward | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -93,8 +98,11 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
-        if setup.optimizer is not None:
-            self.optimizer = AdamW(tape, self.parameters, setup.optimizer.variant)
+        if setup.optimizer is not None and self.trains:
+            if setup.optimizer.in_backward:
+                self.in_backward = InBackward(tape, self.parameters, setup.optimizer)
+            else:
+                self.optimizer = make_optimizer(tape, self.parameters, setup.optimizer)
         self.recorder.mark("init")
 
     def _place_parameters(self) -> None:
@@ -153,8 +161,9 @@ class TrainingRun:
             self._forward()
             mark(f"s{number}.fwd{micro_batch}")
             assert self.loss is not None
-            self.tape.backward(self.loss)
-            mark(f"s{number}.bwd{micro_batch}")
+            if self.trains:
+                self.tape.backward(self.loss)
+                mark(f"s{number}.bwd{micro_batch}")
             self.logits = None
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
@@ -165,8 +174,8 @@ class TrainingRun:
     def _forward(self) -> None:
         """Forward and loss under the strategy's contexts. nanoGPT computes the loss in its own forward, so its logits
         are no variable of the script; other scripts drop them after the loss unless they keep them."""
-        tape, config = self.tape, self.config
-        with self._autocast(), self._offload():
+        tape, config, setup = self.tape, self.config, self.setup
+        with self._autocast(), self._offload(), tape.grad_mode(setup.mode != "no_grad"):
             assert self.tokens is not None and self.targets is not None
             with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
                 loss, logits = self.model.compute_loss(self.tokens, self.targets)

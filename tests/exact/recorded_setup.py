@@ -163,7 +163,15 @@ def _setup(
         name="recorded", torch=meta["torch"].split("+")[0], model=model, cluster=cluster,
         mesh=Mesh((("fsdp", cluster.gpus),), cluster.gpus_per_node, cluster.gpus),
         batch=batch, precision=precision,
-        optimizer=Optimizer(variant=variant, clip_norm=1.0 if meta.get("clip") else None, zero_grad=zero),
+        optimizer=Optimizer(
+            name=meta.get("optimizer", "adamw"),
+            variant=variant,
+            momentum=meta.get("momentum", 0.0),
+            in_backward=meta.get("in_backward", False),
+            clip_norm=1.0 if meta.get("clip") else None,
+            zero_grad=zero,
+        ),
+        mode=meta.get("mode", "train"),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
     )  # fmt: skip
 
