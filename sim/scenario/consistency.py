@@ -7,7 +7,7 @@ from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.allocator.parse import SettingsError
 from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.document import Document
-from sim.scenario.schema import BatchSection, FsdpSection, PrecisionSection
+from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, OptimizerSection, PrecisionSection
 
 AnyModel = ModelConfig | ChainConfig
 
@@ -30,6 +30,29 @@ def check_fsdp(document: Document, fsdp: FsdpSection) -> None:
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):
             path = ("parallel", "fsdp", name)
             document.problem(path, f"must divide the degree ({fsdp.degree}) and be smaller; all ranks is true")
+
+
+def check_optimizer(
+    document: Document, optimizer: OptimizerSection, batch: BatchSection | None, fsdp: FsdpSection | None
+) -> None:
+    """Steps inside backward see one gradient at a time, of one micro-batch, on one GPU."""
+    path = ("optimizer",)
+    if optimizer.momentum and optimizer.name != "sgd":
+        document.problem((*path, "momentum"), f"is SGD's; {optimizer.name} has its own moments")
+    if not optimizer.in_backward:
+        return
+    if optimizer.clip_norm is not None:
+        document.problem((*path, "clip_norm"), "with in_backward there is never a whole gradient to clip: null")
+    if batch is not None and batch.accumulation > 1:
+        document.problem((*path, "in_backward"), "each backward steps: batch.accumulation must be 1", show=False)
+    if fsdp is not None:
+        document.problem((*path, "in_backward"), "is modelled on one GPU only, not under fsdp", show=False)
+
+
+def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | None) -> None:
+    """Checkpointing saves what autograd would save, and under no_grad that is nothing."""
+    if mode == "no_grad" and checkpoint is not None:
+        document.warning(("checkpoint",), "has no effect under no_grad: nothing is saved, nothing recomputed")
 
 
 def check_precision(

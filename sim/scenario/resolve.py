@@ -19,7 +19,14 @@ from sim.model.catalogue import (
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpointing import check_checkpoint
-from sim.scenario.consistency import check_allocator, check_batch, check_fsdp, check_precision
+from sim.scenario.consistency import (
+    check_allocator,
+    check_batch,
+    check_fsdp,
+    check_mode,
+    check_optimizer,
+    check_precision,
+)
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
 from sim.scenario.problems import Problem, ScenarioError
@@ -78,6 +85,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
+    check_mode(document, sections.get("mode") or "train", checkpoint)
+    if optimizer := sections.get("optimizer"):
+        check_optimizer(document, optimizer, batch, fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -98,6 +108,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
+        mode=sections.get("mode"),
     )
 
 

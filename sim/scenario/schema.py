@@ -22,6 +22,7 @@ from sim.scenario.kinds import (
     Gpus,
     Layers,
     MicroBatches,
+    Momentum,
     Names,
     Nodes,
     PositiveNumber,
@@ -204,13 +205,18 @@ class PrecisionSection(Section):
 
 
 class OptimizerSection(Section):
-    """AdamW as torch.optim runs it. `optimizer: null` plays steps without an optimizer."""
+    """Which optimizer steps, and when. `optimizer: null` plays steps without an optimizer."""
 
-    name: Literal["adamw"] = "adamw"
-    """Default: adamw."""
+    name: Literal["adamw", "adamw-8bit", "sgd"] = "adamw"
+    """adamw (default) and sgd as torch.optim runs them; adamw-8bit: bitsandbytes' AdamW8bit, moments of one byte."""
     variant: Literal["fused", "foreach", "for-loop"] = "fused"
-    """fused (default): one kernel per chunk, no temporaries; foreach: fast with temporaries as large as the
-    parameters; for-loop: one parameter at a time."""
+    """fused (default): one kernel per chunk, no temporaries; foreach: fast, AdamW's with temporaries as large as the
+    parameters; for-loop: one parameter at a time. adamw-8bit has one form only."""
+    momentum: Momentum = 0.0
+    """SGD's momentum; above 0 there is a buffer as large as the parameters. Default: 0."""
+    in_backward: bool = False
+    """Step each parameter inside backward, as soon as its gradient is there, and free the gradient: there is never more
+    than a few parameters' gradients. Needs `clip_norm: null` and one micro-batch per step. Default: false."""
     clip_norm: PositiveNumber | None = 1.0
     """Largest gradient norm; null: no clipping. Default: 1.0."""
     zero_grad: Literal["start", "end"] = "end"
@@ -276,6 +282,9 @@ class CheckpointSection(RegionSection):
     """A choice per layer: full, none, or settings such as {save: [attention]}; a shorter list repeats. Default: []."""
 
 
+Mode = Literal["train", "eval", "no_grad"]
+
+
 class HostSection(Section):
     """The training script's thread."""
 
@@ -294,6 +303,7 @@ class StrategySection(Section):
     precision: Any = None
     optimizer: Any = None
     checkpoint: Any = None
+    mode: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -317,6 +327,9 @@ class ScenarioFile(Section):
     optimizer: OptimizerSection | None = Field(default_factory=OptimizerSection)
     checkpoint: CheckpointSection | None = None
     """Checkpointing of every strategy that does not say otherwise. Default: null, none."""
+    mode: Mode = "train"
+    """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
+    torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
     allocator: str = ""
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
     host: HostSection = Field(default_factory=HostSection)
