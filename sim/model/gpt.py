@@ -58,8 +58,14 @@ class Gpt(LanguageModel):
             self.head.weight = self.wte.weight
         self.name_paths()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor) -> Tensor:
         x = self.wte(tokens) + self.wpe(F.empty((tokens.shape[1],), "int64"))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.lnf(x))
+        return self.lnf(x)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.project(self.hidden_states(tokens))

@@ -135,14 +135,19 @@ class TitanLlama(LanguageModel):
         """The RoPE cache on the device, by the operators that make it."""
         self.rope = rope_cache(self.config, seq_len)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor) -> Tensor:
         h = self.tok_embeddings(tokens)
         for layer in self.layers:
             h = layer(h, self.rope)
-        h = self.norm(h)
-        if self.config.logits == "model_upcast":
-            return self.output(h).float()
-        return self.output(h)
+        return self.norm(h)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        logits = self.output(hidden)
+        return logits.float() if self.config.logits == "model_upcast" else logits
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.hidden_states(tokens)
+        return self.project(h)
 
 
 def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:

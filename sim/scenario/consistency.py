@@ -23,8 +23,10 @@ def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> Non
         document.warning(path, f"the model was made for {model.max_positions} positions")
 
 
-def check_fsdp(document: Document, fsdp: FsdpSection) -> None:
+def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None) -> None:
     """Resharding to fewer ranks needs a divisor of the degree, and neither 1 nor all (PyTorch's fully_shard)."""
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
+        document.problem(("model", "loss_chunks"), "a chunked loss is modelled on one GPU only, not under fsdp")
     for name in ("reshard_after_forward", "root_reshard_after_forward"):
         ranks = getattr(fsdp, name)
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):

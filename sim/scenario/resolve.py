@@ -80,7 +80,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     checkpoint: CheckpointSection | None = sections.get("checkpoint")
     precision: PrecisionSection | None = sections.get("precision")
     if fsdp:
-        check_fsdp(document, fsdp)
+        check_fsdp(document, fsdp, model)
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:

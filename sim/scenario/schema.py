@@ -120,6 +120,11 @@ class ModelSection(Section):
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
     """The training loop still holds the logits during backward."""
+    loss_chunks: Count | None = None
+    """Chunks of the sequence in which the loss is computed, for torchtitan and nanogpt. Default: 1, all at once."""
+    loss_chunking: Literal["backward", "projection", "logits"] | None = None
+    """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
+    projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
     frozen: tuple[str, ...] | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 

@@ -53,7 +53,7 @@ def _llama(meta: dict[str, Any]) -> ModelConfig:
         gqa=meta["gqa"], logits=_logits(meta), keep_logits=not meta["del_logits"],
         tied_embeddings=meta.get("tie", False),
         qkv_bias=meta.get("qkv_bias", False), qk_norm=meta.get("qk_norm", False),
-        frozen=_frozen(meta),
+        frozen=_frozen(meta), loss_chunks=meta.get("chunks", 1), loss_chunking=meta.get("chunking", "backward"),
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def _block_gpt(meta: dict[str, Any]) -> ModelConfig:
         tied_embeddings=meta.get("tie", False), bias=meta.get("bias", True), dropout=meta.get("drop", 0.0),
         activation="gelu_tanh", norm="layer_norm", rope="none",
         logits=_logits(meta), keep_logits=not meta["del_logits"],
-        frozen=_frozen(meta),
+        frozen=_frozen(meta), loss_chunks=meta.get("chunks", 1), loss_chunking=meta.get("chunking", "backward"),
     )  # fmt: skip
 
 
