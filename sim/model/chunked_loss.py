@@ -7,7 +7,7 @@ upcast by itself, one backward. logits: the same after projecting all at once, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sim.model import functional as F
 from sim.model.calls import Tensor
@@ -16,17 +16,10 @@ Head = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def chunked(x: Tensor, chunks: int) -> list[Tensor]:
-    """x.chunk(chunks, dim=1): views of [B, S, ...], the last one may be shorter."""
-    length = x.shape[1]
-    size = -(-length // chunks)
-    return [x.narrow(1, start, min(size, length - start)) for start in range(0, length, size)]
-
-
 def backward_per_chunk(hidden: Tensor, targets: Tensor, chunks: int, head: Head, loss: Loss) -> Tensor:
     """The loss of hidden states [B, S, H]; its backward hands over the gradient that is known already."""
-    pieces = [F.leaf(piece) for piece in [piece.contiguous() for piece in chunked(hidden, chunks)]]
-    labels = [label.contiguous() for label in chunked(targets, chunks)]
+    pieces = [F.leaf(piece) for piece in [piece.contiguous() for piece in hidden.chunk(chunks)]]
+    labels = [label.contiguous() for label in targets.chunk(chunks)]
     gradient = F.empty(hidden.shape, "fp32")
     total = F.empty((), "fp32")
     for piece, label in zip(pieces, labels):
@@ -42,7 +35,7 @@ def backward_per_chunk(hidden: Tensor, targets: Tensor, chunks: int, head: Head,
     return F.with_known_gradient(hidden, known, total)
 
 
-def loss_per_chunk(logits: list[Tensor], labels: list[Tensor], loss: Loss) -> Tensor:
+def loss_per_chunk(logits: Sequence[Tensor], labels: Sequence[Tensor], loss: Loss) -> Tensor:
     """Sum of the chunks' losses, one graph."""
     total: Tensor | None = None
     for chunk, label in zip(logits, labels):

@@ -58,14 +58,18 @@ class Gpt(LanguageModel):
             self.head.weight = self.wte.weight
         self.name_paths()
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
+    def _residual_stream(self, tokens: Tensor) -> Tensor:
         x = self.wte(tokens) + self.wpe(F.empty((tokens.shape[1],), "int64"))
         for layer in self.layers:
             x = layer(x)
-        return self.lnf(x)
+        return x
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        return self.lnf(self._residual_stream(tokens))
 
     def project(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.project(self.hidden_states(tokens))
+        x = self._residual_stream(tokens)  # a local until the head has run
+        return self.head(self.lnf(x))

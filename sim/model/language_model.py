@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from sim.model import functional as F
 from sim.model.calls import Tensor, active
-from sim.model.chunked_loss import backward_per_chunk, chunked, loss_per_chunk
+from sim.model.chunked_loss import backward_per_chunk, loss_per_chunk
 from sim.model.config import ModelConfig
 from sim.model.module import Module, ModuleList, Parameter
 
@@ -62,12 +62,12 @@ class LanguageModel(Module):
         if kind == "logits":
             logits = self(tokens)
             with active().computing_loss(logits):
-                return loss_per_chunk(chunked(logits, chunks), chunked(targets, chunks), self.loss), None
+                return loss_per_chunk(logits.chunk(chunks), targets.chunk(chunks), self.loss), None
         hidden = self.hidden_states(tokens)
         with active().computing_loss(hidden):
             if kind == "projection":
-                parts = [self.project(piece) for piece in chunked(hidden, chunks)]
-                return loss_per_chunk(parts, chunked(targets, chunks), self.loss), None
+                parts = [self.project(piece) for piece in hidden.chunk(chunks)]
+                return loss_per_chunk(parts, targets.chunk(chunks), self.loss), None
             return backward_per_chunk(hidden, targets, chunks, self.project, self.loss), None
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
