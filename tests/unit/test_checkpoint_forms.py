@@ -160,11 +160,11 @@ def test_as_many_blocks_run_again_as_on_a_cpu(name: str) -> None:
 
 
 def test_peaks_of_the_forms_are_in_the_order_seen_on_a_cpu() -> None:
-    """Those that differ by more than a tenth there; a CPU's operators have other temporaries and masks than a GPU's."""
+    """Those that differ by more than 15 % there; a CPU's operators have other temporaries and masks than a GPU's."""
     text = SMALL_HEAD + "optimizer: null\n"
     recorded = {name: figures["real_fwdbwd"] for name, figures in golden().items()}
     simulated = {name: active_peak(setup_of(text, 8, form)) for name, form in GOLDEN.items()}
     for a in GOLDEN:
         for b in GOLDEN:
-            if 1.1 * recorded[a] < recorded[b]:
+            if 1.15 * recorded[a] < recorded[b]:
                 assert simulated[a] < simulated[b], (a, b)
