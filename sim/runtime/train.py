@@ -39,8 +39,7 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, st
     """
     recorder = Recorder(fail_at)
     run = TrainingRun(setup, recorder)
-    stepped_inside = setup.optimizer is not None and setup.optimizer.in_backward
-    run.tape.stamps = stamps and fail_at is None and not stepped_inside
+    run.tape.stamps = stamps and fail_at is None and _stampable(setup)
     with interpret(run.tape):
         try:
             run.initialize()
@@ -239,6 +238,12 @@ class TrainingRun:
         for unit in self.communication.units if self.communication is not None else []:
             for module in unit.modules:
                 module.hooks = None
+
+
+def _stampable(setup: Setup) -> bool:
+    """A stamped layer's bytes are freed by its backward, which touches gradients alone."""
+    steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
+    return setup.mode != "eval" and not steps_inside
 
 
 def _zeroes_at(setup: Setup, when: str) -> bool:

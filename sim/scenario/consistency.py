@@ -51,8 +51,10 @@ def check_optimizer(
         document.problem((*path, "in_backward"), "is modelled on one GPU only, not under fsdp", show=False)
 
 
-def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | None) -> None:
+def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | None, model: AnyModel | None) -> None:
     """Checkpointing saves what autograd would save, and under no_grad that is nothing."""
+    if mode != "train" and isinstance(model, ChainConfig):
+        document.problem(("mode",), "a chain is only trained")
     if mode == "no_grad" and checkpoint is not None:
         document.warning(("checkpoint",), "has no effect under no_grad: nothing is saved, nothing recomputed")
 

@@ -85,7 +85,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
-    check_mode(document, sections.get("mode") or "train", checkpoint)
+    check_mode(document, sections.get("mode") or "train", checkpoint, model)
     if optimizer := sections.get("optimizer"):
         check_optimizer(document, optimizer, batch, fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:

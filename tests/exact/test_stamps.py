@@ -93,6 +93,23 @@ def test_megatron_on_one_gpu(dropout: str, checkpoint: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+@pytest.mark.parametrize("checkpoint", ["null", "{every: 1}"])
+def test_evaluation(checkpoint: str, mode: str) -> None:
+    setup = setup_of(GPT.replace("DROPOUT", "0.1") + f"checkpoint: {checkpoint}\nmode: {mode}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["{name: sgd, momentum: 0.9}", "{name: adamw-8bit}", "{in_backward: true, clip_norm: null}"]
+)
+@pytest.mark.parametrize("chunking", ["backward", "projection"])
+def test_chunked_losses_and_other_optimizers(chunking: str, optimizer: str) -> None:
+    text = GPT.replace("DROPOUT", f"0.1, loss_chunks: 4, loss_chunking: {chunking}").replace(", accumulation: 2", "")
+    setup = setup_of(f"{text}checkpoint: {{every: 1}}\noptimizer: {optimizer}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 def test_stamping_happens() -> None:
     """Otherwise the comparisons above compare a thing with itself."""
     from sim.model.calls import interpret
