@@ -72,7 +72,10 @@ def mm_computes_dx_before_dw(patch: Patch) -> None:
     def backward(tape: Tape, node: Any, gradients: Any, saved: Any) -> Any:
         (m, k), n = node.metas[0][0], node.metas[1][0][1]
         dx = tape.matmul_out("aten::mm", m, k, n, gradients[0].dtype) if node.needs(0) else None
-        return [dx, tape.matmul_out("aten::mm", k, n, m, gradients[0].dtype) if node.needs(1) else None]
+        dw = tape.matmul_out("aten::mm", k, n, m, gradients[0].dtype) if node.needs(1) else None
+        if dw is not None:
+            (dw.strides,) = node.attributes
+        return [dx, dw]
 
     patch.setattr(matmul.Mm, "backward", staticmethod(backward))
 
@@ -104,7 +107,9 @@ def linear_folds_its_input_before_weight_t(patch: Patch) -> None:
         assert bias is None
         folded = reshape(tape, x, (-1, x.shape[-1]))
         w_t = tape.apply(T, (weight,), 0, 1)
-        return view(tape, tape.apply(matmul.Mm, (folded, w_t)), (*x.shape[:-1], weight.shape[0]), UnsafeView)
+        return view(
+            tape, tape.apply(matmul.Mm, (folded, w_t), w_t.strides), (*x.shape[:-1], weight.shape[0]), UnsafeView
+        )
 
     patch.setitem(Tape.rules, "linear", linear)
 
@@ -119,7 +124,7 @@ def autocast_casts_left_to_right(patch: Patch) -> None:
         folded = reshape(tape, x, (-1, x.shape[-1]))
         w_t = tape.apply(T, (weight,), 0, 1)
         kind, inputs = (matmul.Mm, (folded, w_t)) if bias is None else (matmul.Addmm, (bias, folded, w_t))
-        return view(tape, tape.apply(kind, inputs), (*x.shape[:-1], weight.shape[0]), View)
+        return view(tape, tape.apply(kind, inputs, w_t.strides), (*x.shape[:-1], weight.shape[0]), View)
 
     patch.setitem(Tape.rules, "linear", linear)
 
