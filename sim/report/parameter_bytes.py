@@ -20,9 +20,12 @@ def bytes_per_parameter(setup: Setup) -> dict[str, float]:
     costs: dict[str, float] = {f"parameters {setup.precision.parameters}": item}
     if optimizer is None or setup.mode != "train":
         return costs
+    stepped = "fp32" if optimizer.master_weights else setup.precision.parameters
     if not optimizer.in_backward:
-        costs[f"gradients {setup.precision.parameters}"] = item
-    states = _states(optimizer, item)
+        costs[f"gradients {stepped}"] = ITEM_BYTES[stepped]
+    if optimizer.master_weights:
+        costs["master weights fp32"] = ITEM_BYTES[stepped]
+    states = _states(optimizer, ITEM_BYTES[stepped])
     if states:
         costs[STATE_NAMES[optimizer.name]] = states
     return costs

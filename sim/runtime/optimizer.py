@@ -61,6 +61,14 @@ class StepOptimizer:
         self.variant = variant
         self.state: dict[int, list[Tensor]] = {}
 
+    @property
+    def clipped(self) -> list[Tensor]:
+        """The parameters whose gradients are clipped."""
+        return self.parameters
+
+    def prepare(self) -> None:
+        """What happens between backward and clipping: nothing, in most optimizers."""
+
     def step(self) -> None:
         raise NotImplementedError
 

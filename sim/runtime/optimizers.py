@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sim.program.program import Owner, Phase
 from sim.runtime.optimizer import AdamW, StepOptimizer
 from sim.runtime.scratch import ceil_div
@@ -83,6 +85,46 @@ class AdamW8bit(StepOptimizer):
         return self.tape.pointwise_for(Owner.OPTIMIZER, "aten::zeros", shape, dtype)
 
 
+class MasterWeights(StepOptimizer):
+    """fp32 copies of 16-bit parameters, which another optimizer steps (Megatron's Float16OptimizerWithFloat16Params).
+
+    Between backward and clipping each gradient is cast to fp32 and dropped; the masters' gradients live until zero_grad.
+    """
+
+    def __init__(self, tape: Tape, parameters: list[Tensor], setup: Optimizer) -> None:
+        super().__init__(tape, parameters, setup.variant)
+        self.masters = [self._master(p) for p in parameters]
+        self.inner = make_optimizer(tape, self.masters, replace(setup, master_weights=False))
+
+    def _master(self, p: Tensor) -> Tensor:
+        """p.detach().clone().float()."""
+        copy = self.tape.pointwise("aten::clone", p.shape, p.dtype, None, p.bytes, "copy")
+        master = self.tape.empty(p.shape, "fp32", owner=Owner.OPTIMIZER)
+        self.tape.recorder.memory_bound("aten::copy_", "copy", copy.bytes + master.bytes)
+        master.requires_grad = True
+        return master
+
+    @property
+    def clipped(self) -> list[Tensor]:
+        return self.masters
+
+    def prepare(self) -> None:
+        for p, master in zip(self.parameters, self.masters):
+            if p.grad is not None:
+                master.grad = self.tape.cast_copy(p.grad, "fp32")
+                master.grad.storage.belongs_to(Owner.GRADIENT)
+                p.grad = None
+
+    def step(self) -> None:
+        self.inner.step()
+        moved = sum(p.bytes + master.bytes for p, master in zip(self.parameters, self.masters))
+        self.tape.recorder.memory_bound("aten::_foreach_copy_", "copy", moved)
+
+    def zero_grad(self) -> None:
+        super().zero_grad()
+        self.inner.zero_grad()
+
+
 class InBackward:
     """A step per parameter as soon as its gradient is there, after which the gradient dies.
 
@@ -100,6 +142,7 @@ class InBackward:
         before = recorder.base, recorder.where, recorder.default_owner
         with self.tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER):
             optimizer = self.optimizers[id(p)]
+            optimizer.prepare()
             optimizer.step()
             optimizer.zero_grad()
         recorder.base, recorder.where, recorder.default_owner = before
@@ -107,6 +150,8 @@ class InBackward:
 
 def make_optimizer(tape: Tape, parameters: list[Tensor], setup: Optimizer) -> StepOptimizer:
     """The optimizer that a set-up names, over these parameters."""
+    if setup.master_weights:
+        return MasterWeights(tape, parameters, setup)
     if setup.name == "sgd":
         return Sgd(tape, parameters, setup.variant, setup.momentum)
     if setup.name == "adamw-8bit":

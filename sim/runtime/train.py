@@ -26,7 +26,7 @@ from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.wrap import apply_fsdp, mark_repeats, offload_inputs
-from sim.scenario.setup import Setup
+from sim.scenario.setup import Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
 
@@ -98,11 +98,15 @@ class TrainingRun:
             self._place_parameters()
             self._place_buffers()
         if setup.optimizer is not None and self.trains:
-            if setup.optimizer.in_backward:
-                self.in_backward = InBackward(tape, self.parameters, setup.optimizer)
-            else:
-                self.optimizer = make_optimizer(tape, self.parameters, setup.optimizer)
+            with tape.phase(Phase.INIT, Owner.OPTIMIZER):
+                self._make_optimizer(setup.optimizer)
         self.recorder.mark("init")
+
+    def _make_optimizer(self, setup: Optimizer) -> None:
+        if setup.in_backward:
+            self.in_backward = InBackward(self.tape, self.parameters, setup)
+        else:
+            self.optimizer = make_optimizer(self.tape, self.parameters, setup)
 
     def _place_parameters(self) -> None:
         """One block per parameter and buffer, in the order of module.to."""
@@ -185,9 +189,11 @@ class TrainingRun:
         optimizer = self.optimizer
         if optimizer is None or setup.optimizer is None:
             return
+        with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER):
+            optimizer.prepare()
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
-                clip_grad_norm(tape, self.parameters, setup.fsdp.degree if setup.fsdp is not None else 1)
+                clip_grad_norm(tape, optimizer.clipped, setup.fsdp.degree if setup.fsdp is not None else 1)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()

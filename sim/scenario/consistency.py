@@ -35,12 +35,20 @@ def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None) ->
 
 
 def check_optimizer(
-    document: Document, optimizer: OptimizerSection, batch: BatchSection | None, fsdp: FsdpSection | None
+    document: Document,
+    optimizer: OptimizerSection,
+    batch: BatchSection | None,
+    precision: PrecisionSection | None,
+    fsdp: FsdpSection | None,
 ) -> None:
     """Steps inside backward see one gradient at a time, of one micro-batch, on one GPU."""
     path = ("optimizer",)
     if optimizer.momentum and optimizer.name != "sgd":
         document.problem((*path, "momentum"), f"is SGD's; {optimizer.name} has its own moments")
+    if optimizer.master_weights and fsdp is not None:
+        document.problem((*path, "master_weights"), "are modelled on one GPU only: under fsdp use parameters: fp32")
+    elif optimizer.master_weights and precision is not None and precision.parameters == "fp32":
+        document.problem((*path, "master_weights"), "are for 16-bit parameters: precision.parameters is fp32")
     if not optimizer.in_backward:
         return
     if optimizer.clip_norm is not None:

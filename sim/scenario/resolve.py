@@ -87,7 +87,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_checkpoint(document, checkpoint, model)
     check_mode(document, sections.get("mode") or "train", checkpoint, model)
     if optimizer := sections.get("optimizer"):
-        check_optimizer(document, optimizer, batch, fsdp)
+        check_optimizer(document, optimizer, batch, precision, fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):

@@ -219,6 +219,9 @@ class OptimizerSection(Section):
     parameters; for-loop: one parameter at a time. adamw-8bit has one form only."""
     momentum: Momentum = 0.0
     """SGD's momentum; above 0 there is a buffer as large as the parameters. Default: 0."""
+    master_weights: bool = False
+    """Step fp32 copies of 16-bit parameters, as Megatron does; gradients are cast to fp32 before clipping. Default:
+    false."""
     in_backward: bool = False
     """Step each parameter inside backward, as soon as its gradient is there, and free the gradient: there is never more
     than a few parameters' gradients. Needs `clip_norm: null` and one micro-batch per step. Default: false."""

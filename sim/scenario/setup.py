@@ -43,6 +43,8 @@ class Optimizer:
     name: Literal["adamw", "adamw-8bit", "sgd"] = "adamw"
     variant: Literal["fused", "foreach", "for-loop"] = "fused"
     momentum: float = 0.0
+    master_weights: bool = False
+    """fp32 copies of 16-bit parameters are what is stepped (Megatron, apex O2)."""
     in_backward: bool = False
     clip_norm: float | None = 1.0
     zero_grad: Literal["start", "end"] = "end"

@@ -167,6 +167,7 @@ def _setup(
             name=meta.get("optimizer", "adamw"),
             variant=variant,
             momentum=meta.get("momentum", 0.0),
+            master_weights=meta.get("master", False),
             in_backward=meta.get("in_backward", False),
             clip_norm=1.0 if meta.get("clip") else None,
             zero_grad=zero,

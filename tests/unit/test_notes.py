@@ -77,6 +77,8 @@ def test_the_longest_region(checkpoint: str, layers: int) -> None:
         ("bf16", FOREACH, 8),
         ("fp32", FOREACH, 16),
         ("fp32", "{variant: foreach, clip_norm: null, in_backward: true}", 12),
+        ("bf16", "{master_weights: true}", 18),
+        ("bf16", "{master_weights: true, clip_norm: null, in_backward: true}", 14),
         ("fp32", "{name: sgd, momentum: 0.9}", 12),
         ("bf16", "{name: sgd}", 4),
         ("bf16", "{name: adamw-8bit}", 6 + 8 / 256),
