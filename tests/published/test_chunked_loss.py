@@ -50,5 +50,5 @@ def test_only_a_backward_per_chunk_frees_the_log_probabilities() -> None:
             "loss_chunks: 4",
         )
     )  # fmt: skip
-    assert whole > logits > projection > 4
-    assert backward < 4
+    assert whole > logits and whole > projection
+    assert min(logits, projection) > 4 > backward
