@@ -30,7 +30,9 @@ EXPERTS = (
 )
 OTHER_OPTIMIZER = r"\bsgd\b|\blomo\b|8-?bit|4-?bit|\bmuon\b|adafactor|\blion\b|paged"
 ADAPTERS = r"q?lora|adapter"
-PARTS = r"selective_attention|core_attn|mlp|recompute-(norm|swiglu|ffn|qkv|att)|partial|re-gather"
+INSIDE = ((r"selective_attention|core_attn", "core_attention"), (r"recompute-ffn|selective_op \(MLP\)", "mlp"))
+DISCARDED = ((r"recompute-norm|\+ norm|layernorm", "norm"), (r"recompute-swiglu|activation func", "activation"))
+PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
 REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2($|[^-])|distributed optimizer"
 STATES = r"opt|param|master|gradient|quants|residual"
 """Words of a row that speak of what a feature is."""
@@ -134,10 +136,21 @@ FEATURES = (
         needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
     ),
     Feature(
-        name="recomputation of parts of a layer",
-        path="checkpoint.modules",
-        needed=lambda f: f.says("recompute", PARTS),
-        value=lambda f: ["core_attn"] if f.says("recompute", "attention|core_attn") else [f.text["recompute"]],
+        name="recomputation inside a layer",
+        path="checkpoint.inside",
+        needed=lambda f: bool(_parts(f, INSIDE)),
+        value=lambda f: _parts(f, INSIDE),
+    ),
+    Feature(
+        name="outputs thrown away and made again",
+        path="checkpoint.discard",
+        needed=lambda f: bool(_parts(f, DISCARDED)),
+        value=lambda f: _parts(f, DISCARDED),
+    ),
+    Feature(
+        name="recomputation by a memory budget or of other parts",
+        path="checkpoint.other",
+        needed=lambda f: f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)"),
     ),
 )
 
@@ -148,6 +161,11 @@ def _offloaded(facts: Facts) -> dict[str, Any]:
         return {"what": "checkpoint_inputs"}
     share = re.search(r"ratio ([\d.]+)", facts.text["offload"])
     return {"what": "activations"} | ({"layers": f"ratio {float(share[1]):g}"} if share else {})
+
+
+def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
+    """The schema's names of the parts of a layer that the row's label speaks of."""
+    return [name for words, name in names if facts.says("recompute", words)]
 
 
 def _schedule(facts: Facts) -> str:

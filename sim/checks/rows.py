@@ -301,7 +301,9 @@ def precision(facts: Facts, gpu: Gpu, software: Software, assumptions: list[str]
 def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sections | None:
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
     label = facts.text.get("recompute", "").lower()
-    stop = {} if software.early_stop else {"early_stop": False}
+    stop: Sections = {} if software.early_stop else {"early_stop": False}
+    if software.reentrant and not re.search(PARTS, label):
+        stop = {"reentrant": True}
     if not label:
         assumptions.append("recompute is not printed, none assumed")
     if not label or re.match(r"none|no\b|off|false", label):

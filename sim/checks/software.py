@@ -42,6 +42,8 @@ class Software:
     """The training loop holds the logits during backward."""
     early_stop: bool = True
     """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
+    reentrant: bool = False
+    """Its recomputation is reentrant: a backward within the backward, which never stops early."""
     sharding: str = ""
     """Label of the data parallelism that it uses where the row prints none."""
     memory: Counter = "allocated"
@@ -113,6 +115,7 @@ KNOWN = (
         pattern="bigscience|megatron-deepspeed|vtrain",
         gpt="megatron",
         llama="megatron",
+        reentrant=True,
         framework="megatron-deepspeed",
         sharding="none",
         memory="device",
@@ -123,6 +126,7 @@ KNOWN = (
         pattern="nemo|megatron-bridge|dgxc",
         gpt="megatron",
         llama="megatron",
+        reentrant=True,
         flash="cudnn",  # Transformer Engine
         sharding="none",
         since_start=True,
@@ -133,6 +137,7 @@ KNOWN = (
         pattern="megatron|korthikanti|narayanan|ptd-p|zero.bubble|simumax|kwai|dlperf|libai",
         gpt="megatron",
         llama="megatron",
+        reentrant=True,
         sharding="none",
         since_start=True,
     ),

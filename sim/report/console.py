@@ -211,6 +211,8 @@ def explanation(s: StrategySummary, unit: Unit) -> Text:
         then = place(s.lever.phase, s.lever.layer)
         measure = s.lever.measure[0].upper() + s.lever.measure[1:]
         text.append(f" {measure} can lower it to {unit.of_bytes(s.lever.peak_bytes)} at best (then {then}).")
+    for note in s.notes:
+        text.append(f" {note}")
     if s.oom is not None:
         text.append(" " + out_of_memory_text(s.oom), style=BAD)
     return text
@@ -231,9 +233,23 @@ def footnotes(run: RunSummary) -> Iterable[str]:
         yield f"Bytes and counts: {label.label}. {label.source}."
     for label in dict.fromkeys(s.labels["time"] for s in run.strategies):
         yield f"Times: {label.label}. {label.source}."
+    yield from _parameter_bytes(run.strategies)
     yield from dict.fromkeys(_capacity(s) for s in run.strategies)
     if any(s.tokens_per_step for s in run.strategies):
         yield f"MFU: {run.mfu_formula}. HFU adds recomputed FLOPs."
+
+
+def _parameter_bytes(strategies: Sequence[StrategySummary]) -> Iterable[str]:
+    """One line per recipe, with the strategies that follow it where there are several."""
+    recipes: dict[str, list[str]] = {}
+    for s in strategies:
+        if s.bytes_per_parameter:
+            parts = ", ".join(f"{name} {count:.3g}" for name, count in s.bytes_per_parameter.items())
+            recipes.setdefault(f"{sum(s.bytes_per_parameter.values()):.3g} B ({parts})", []).append(s.name)
+    most = max(recipes, key=lambda recipe: len(recipes[recipe]), default="")
+    said = [recipe if recipe == most else f"{recipe} in {', '.join(names)}" for recipe, names in recipes.items()]
+    if said:
+        yield f"Per parameter: {'; '.join(said)}."
 
 
 def _capacity(s: StrategySummary) -> str:

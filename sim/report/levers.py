@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.api import Outcome
+from sim.model.config import ModelConfig
 from sim.program.program import Ints, Owner
-from sim.scenario.setup import Setup
+from sim.report.notes import longest_region
+from sim.scenario.setup import Checkpoint, Setup
 from sim.timeline.memory import MemoryTimeline
 
 WORTH_SAYING = 0.05  # of the peak
@@ -63,17 +65,28 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
     """What people do about an owner under this set-up; None if nothing that the set-up does not do already."""
     checkpoint, fsdp = setup.checkpoint, setup.fsdp
     if owner == Owner.LOSS:
-        return "a chunked loss"
+        chunked = isinstance(setup.model, ModelConfig) and setup.model.loss_chunks > 1
+        return "more chunks of the loss" if chunked else "a chunked loss"
     if owner == Owner.ACTIVATION:
+        if setup.mode == "eval":
+            return "running under torch.no_grad()"
+        if setup.mode == "no_grad":
+            return None
         if checkpoint is None:
             return "checkpointing layers"
-        return "checkpointing more" if checkpoint.every > 1 or checkpoint.first or checkpoint.save else None
+        return "checkpointing more" if _leaves_layers(checkpoint) else None
     if owner == Owner.CHECKPOINT:
         if checkpoint is not None and checkpoint.save:
             return "saving fewer outputs"
         return None if setup.offload else "offloading checkpoints"
     if owner == Owner.RECOMPUTED:
-        return "shorter segments" if checkpoint is not None and checkpoint.segment > 1 else None
+        return "shorter regions" if longest_region(setup) > 1 else None
     if owner in OF_THE_STATE:
         return "sharding over more GPUs" if fsdp is not None else "sharding (fsdp)"
     return None
+
+
+def _leaves_layers(checkpoint: Checkpoint) -> bool:
+    """Some of what layers save is kept."""
+    partial = checkpoint.every > 1 or checkpoint.first or checkpoint.save or checkpoint.sequential
+    return bool(partial or checkpoint.inside or checkpoint.discard or None in checkpoint.layers)

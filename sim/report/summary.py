@@ -15,6 +15,8 @@ from sim.api import Outcome, cost_model
 from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
 from sim.report.levers import Lever, find_lever
+from sim.report.notes import notes
+from sim.report.parameter_bytes import bytes_per_parameter
 from sim.scenario.setup import Scenario, Setup
 from sim.timeline.clock import step_windows
 from sim.timeline.memory import MemoryTimeline
@@ -120,6 +122,8 @@ class StrategySummary:
     first_step: FirstStep
     peak: PeakOfActive
     lever: Lever | None
+    notes: tuple[str, ...]
+    bytes_per_parameter: dict[str, float]
     exposed_communication_s: float | None
     host_bound_s: float | None
     recompute_overhead: RecomputeOverhead | None
@@ -200,6 +204,8 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         first_step=_first_step(outcome),
         peak=_peak(outcome),
         lever=find_lever(outcome),
+        notes=notes(outcome),
+        bytes_per_parameter=bytes_per_parameter(setup),
         exposed_communication_s=time.exposed_communication_ns * 1e-9 if time else None,
         host_bound_s=time.host_bound_ns * 1e-9 if time else None,
         recompute_overhead=(

@@ -178,6 +178,12 @@ class Tape:
         self.recorder.memory_bound(name, family, read_bytes + out.bytes)
         return out
 
+    def pointwise_for(self, owner: Owner, name: str, shape: Shape, dtype: str) -> Tensor:
+        """A tensor of this owner, filled by a kernel that reads nothing."""
+        out = self.empty(shape, dtype, owner=owner)
+        self.recorder.memory_bound(name, "fill", out.bytes)
+        return out
+
     def copy(self, x: Tensor, shape: Shape | None = None) -> Tensor:
         """A copy in plain order."""
         return self.pointwise("aten::copy_", shape or x.shape, x.dtype, None, x.bytes, "copy")

@@ -19,7 +19,14 @@ from sim.model.catalogue import (
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpointing import check_checkpoint
-from sim.scenario.consistency import check_allocator, check_batch, check_fsdp, check_precision
+from sim.scenario.consistency import (
+    check_allocator,
+    check_batch,
+    check_fsdp,
+    check_mode,
+    check_optimizer,
+    check_precision,
+)
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
 from sim.scenario.pipeline import resolve_pipeline
@@ -77,7 +84,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     checkpoint: CheckpointSection | None = sections.get("checkpoint")
     precision: PrecisionSection | None = sections.get("precision")
     if fsdp:
-        check_fsdp(document, fsdp)
+        check_fsdp(document, fsdp, model)
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
@@ -87,6 +94,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     stages = None
     if pipeline and model and batch and sections.whole("parallel"):
         stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
+    check_mode(document, sections.get("mode") or "train", checkpoint, model)
+    if optimizer := sections.get("optimizer"):
+        check_optimizer(document, optimizer, batch, precision, fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -110,6 +120,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
         attention_kernel=sections.get("attention_kernel"),
+        mode=sections.get("mode"),
     )
 
 

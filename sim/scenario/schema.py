@@ -22,6 +22,7 @@ from sim.scenario.kinds import (
     Gpus,
     Layers,
     MicroBatches,
+    Momentum,
     Names,
     Nodes,
     Placement,
@@ -123,6 +124,11 @@ class ModelSection(Section):
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
     """The training loop still holds the logits during backward."""
+    loss_chunks: Count | None = None
+    """Chunks of the sequence in which the loss is computed, for torchtitan and nanogpt. Default: 1, all at once."""
+    loss_chunking: Literal["backward", "projection", "logits"] | None = None
+    """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
+    projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
     frozen: tuple[str, ...] | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 
@@ -225,13 +231,21 @@ class PrecisionSection(Section):
 
 
 class OptimizerSection(Section):
-    """AdamW as torch.optim runs it. `optimizer: null` plays steps without an optimizer."""
+    """Which optimizer steps, and when. `optimizer: null` plays steps without an optimizer."""
 
-    name: Literal["adamw"] = "adamw"
-    """Default: adamw."""
+    name: Literal["adamw", "adamw-8bit", "sgd"] = "adamw"
+    """adamw (default) and sgd as torch.optim runs them; adamw-8bit: bitsandbytes' AdamW8bit, moments of one byte."""
     variant: Literal["fused", "foreach", "for-loop"] = "fused"
-    """fused (default): one kernel per chunk, no temporaries; foreach: fast with temporaries as large as the
-    parameters; for-loop: one parameter at a time."""
+    """fused (default): one kernel per chunk, no temporaries; foreach: fast, AdamW's with temporaries as large as the
+    parameters; for-loop: one parameter at a time. adamw-8bit has one form only."""
+    momentum: Momentum = 0.0
+    """SGD's momentum; above 0 there is a buffer as large as the parameters. Default: 0."""
+    master_weights: bool = False
+    """Step fp32 copies of 16-bit parameters, as Megatron does; gradients are cast to fp32 before clipping. Default:
+    false."""
+    in_backward: bool = False
+    """Step each parameter inside backward, as soon as its gradient is there, and free the gradient: there is never more
+    than a few parameters' gradients. Needs `clip_norm: null` and one micro-batch per step. Default: false."""
     clip_norm: PositiveNumber | None = 1.0
     """Largest gradient norm; null: no clipping. Default: 1.0."""
     zero_grad: Literal["start", "end"] = "end"
@@ -300,6 +314,9 @@ class CheckpointSection(RegionSection):
     (Korthikanti et al. 2022, appendix C). Default: 0, recompute all."""
 
 
+Mode = Literal["train", "eval", "no_grad"]
+
+
 class HostSection(Section):
     """The training script's thread."""
 
@@ -318,6 +335,7 @@ class StrategySection(Section):
     precision: Any = None
     optimizer: Any = None
     checkpoint: Any = None
+    mode: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -341,6 +359,9 @@ class ScenarioFile(Section):
     optimizer: OptimizerSection | None = Field(default_factory=OptimizerSection)
     checkpoint: CheckpointSection | None = None
     """Checkpointing of every strategy that does not say otherwise. Default: null, none."""
+    mode: Mode = "train"
+    """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
+    torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
     allocator: str = ""
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
     host: HostSection = Field(default_factory=HostSection)

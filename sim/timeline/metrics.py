@@ -175,6 +175,9 @@ def utilization(setup: Setup, time: StepTime) -> Utilization | None:
     tokens = batch.micro_batch * batch.seq_len * batch.accumulation
     per_second = tokens / setup.stages / (time.step_ns * 1e-9)
     peak_flops = setup.cluster.gpu.peak_flops_per_s(setup.precision.compute)
-    mfu = model_flops_per_token(setup.model, batch.seq_len) * per_second / peak_flops
+    per_token = model_flops_per_token(setup.model, batch.seq_len)
+    if setup.mode != "train":
+        per_token //= 3  # a forward alone
+    mfu = per_token * per_second / peak_flops
     needed = time.flops - time.recomputed_flops
     return Utilization(tokens_per_s_per_gpu=per_second, mfu=mfu, hfu=mfu * time.flops / needed if needed else mfu)

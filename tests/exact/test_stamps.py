@@ -38,6 +38,25 @@ CHECKPOINTS = {
     "first 5": "{first: 5}",
     "selective": "{save: [attention, every_second_matmul]}",
     "mm only": "{save: [aten.mm]}",
+    "reentrant": "{reentrant: true}",
+    "sequential": "{sequential: 4}",
+    "nested": "{nested: [3, 3]}",
+    "nested reentrant": "{nested: [4, 2], reentrant: true}",
+    "boundaries": "{boundaries: [2, 4, 6]}",
+    "per layer": "{layers: [full, none, {reentrant: true}]}",
+}
+PARTS = {
+    "attention": "{inside: attention}",
+    "mlp reentrant": "{inside: mlp, reentrant: true}",
+    "norm discarded": "{discard: norm}",
+    "both": "{inside: attention, discard: norm}",
+    "per layer": "{layers: [full, {inside: attention}, {discard: norm}]}",
+}
+MEGATRON_PARTS = {
+    "core attention": "{inside: core_attention, reentrant: true}",
+    "norm and activation": "{discard: [norm, activation]}",
+    "core attention and norm": "{inside: core_attention, discard: norm, reentrant: true}",
+    "full": "{reentrant: true}",
 }
 COLUMNS = (
     "row_kind", "row_stream", "row_argument", "mem_kind", "mem_handle", "mem_bytes", "mem_stream", "mem_row", "owners",
@@ -57,12 +76,12 @@ def assert_equal(a: Program, b: Program) -> None:
     assert a.transfers == b.transfers
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS.values(), *PARTS.values()], ids=[*CHECKPOINTS, *PARTS])
 @pytest.mark.parametrize("sync", ["every", "last"])
 @pytest.mark.parametrize("implementation", ["torchtitan", "transformers"])
 def test_llama_under_fsdp(implementation: str, sync: str, checkpoint: str) -> None:
     text = LLAMA.replace("IMPLEMENTATION", implementation).replace("degree: 8", f"degree: 8, gradient_sync: {sync}")
-    setup = setup_of(text + f"checkpoint: {CHECKPOINTS[checkpoint]}\n")
+    setup = setup_of(text + f"checkpoint: {checkpoint}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
@@ -122,6 +141,31 @@ def test_a_pipeline_stage_runs_few_layers_live() -> None:
                 first_step = len(live)
     assert first_step <= 2 * 6
     assert len(live) == first_step
+
+
+@pytest.mark.parametrize("checkpoint", MEGATRON_PARTS)
+@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
+def test_megatron_on_one_gpu(dropout: str, checkpoint: str) -> None:
+    text = GPT.replace("nanogpt", "megatron").replace("DROPOUT", dropout)
+    setup = setup_of(text + f"checkpoint: {MEGATRON_PARTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+@pytest.mark.parametrize("checkpoint", ["null", "{every: 1}"])
+def test_evaluation(checkpoint: str, mode: str) -> None:
+    setup = setup_of(GPT.replace("DROPOUT", "0.1") + f"checkpoint: {checkpoint}\nmode: {mode}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["{name: sgd, momentum: 0.9}", "{name: adamw-8bit}", "{in_backward: true, clip_norm: null}"]
+)
+@pytest.mark.parametrize("chunking", ["backward", "projection"])
+def test_chunked_losses_and_other_optimizers(chunking: str, optimizer: str) -> None:
+    text = GPT.replace("DROPOUT", f"0.1, loss_chunks: 4, loss_chunking: {chunking}").replace(", accumulation: 2", "")
+    setup = setup_of(f"{text}checkpoint: {{every: 1}}\noptimizer: {optimizer}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
 def test_stamping_happens() -> None:

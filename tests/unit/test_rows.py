@@ -123,6 +123,11 @@ def test_labels_of_recomputation(label: str, section: dict[str, Any] | None) -> 
     assert document(recompute=label)["checkpoint"] == section
 
 
+def test_megatron_recomputes_by_a_backward_within_the_backward() -> None:
+    section = document(recompute="full", source="Megatron-LM", num_gpus="1", dp="1", fsdp_or_zero="none")["checkpoint"]
+    assert section == {"every": 1, "reentrant": True}
+
+
 def test_old_torch_recomputes_to_the_end() -> None:
     assert document(MPT)["checkpoint"] == {"every": 1, "early_stop": False}
 
@@ -166,7 +171,7 @@ def test_compiled_rows_are_scored_with_the_assumption_said() -> None:
         ({"model_name": "BERT 24L"}, "no decoder"),
         ({"model_name": "Llama 8B LoRA"}, "adapters"),
         ({"notes": "paged 8-bit Adam"}, "optimizer other than AdamW"),
-        ({"recompute": "selective_attention"}, "parts of a layer"),
+        ({"recompute": "partial: memory budget 0.5"}, "by a memory budget"),
         ({"layers": "enc 12 + dec 12"}, "layers enc 12 + dec 12 is no plain number"),
         ({"seq_len": "<=4096"}, "seq_len <=4096 is no plain number"),
         ({"notes": "SINGLE TRANSFORMER LAYER of 22B"}, "the time is of one layer"),
@@ -203,7 +208,9 @@ def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeyp
     assert zero["offload"] == {"what": "activations", "layers": "ratio 0.4"}
     assert document(fsdp_or_zero="none")["parallel"] == {"data": {"degree": 8}}
     assert document(offload="boundary activations")["offload"] == {"what": "checkpoint_inputs"}
-    assert document(recompute="selective_attention")["checkpoint"] == {"every": 1, "modules": ["core_attn"]}
+    assert document(recompute="selective_attention")["checkpoint"] == {"every": 1, "inside": ["core_attention"]}
+    kwai = document(recompute="selective_op (MLP activation func + norm)")
+    assert kwai["checkpoint"] == {"every": 1, "discard": ["norm", "activation"]}
 
 
 @pytest.mark.parametrize(
