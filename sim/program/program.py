@@ -76,7 +76,10 @@ OWNER_LABELS = {
 
 # Streams of a rank, in the order of PyTorch FSDP2's own (FSDP.md fact 1); memory belongs to the stream it was made on.
 COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = range(5)
-STREAM_NAMES = ("compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
+TENSOR, DATA = 5, 6  # NCCL streams of Megatron's tensor-parallel and data-parallel communicators
+STREAM_NAMES = (
+    "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel", "data_parallel",
+)  # fmt: skip
 
 
 class Phase(IntEnum):
