@@ -36,7 +36,14 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
     ("gpt", "transformers"): GPT_BLOCKS
     | {"activation": "gelu_new", "dropout": 0.1, "logits": "loss_upcast", "keep_logits": True},
     ("gpt", "megatron"): GPT_BLOCKS
-    | {"activation": "gelu", "dropout": 0.1, "attention": "unfused", "logits": "loss_upcast"},
+    | {
+        "activation": "gelu",
+        "dropout": 0.1,
+        "attention": "unfused",
+        "bias_gelu_fusion": True,
+        "bias_dropout_fusion": True,
+        "logits": "loss_upcast",
+    },
 }
 """What each code does where the user says nothing. The first implementation of a family is its default."""
 

@@ -96,13 +96,16 @@ class AccumulateGrad:
         number = Operators.number("AccumulateGrad")
 
     def backward(self, tape: Tape, gradients: Gradients) -> Gradients:
-        gradient = gradients[0]
-        assert gradient is not None
-        if self.leaf.grad is None:
+        gradient = gradients[0] if gradients else None  # none: its producer has added it to the main gradient
+        if gradient is not None and self.leaf.grad is None:
             gradient.storage.belongs_to(Owner.GRADIENT)
             self.leaf.grad = gradient
-        else:
+        elif gradient is not None:
             tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes)
+        if tape.main_gradients is not None:
+            del gradient
+            gradients.clear()
+            tape.main_gradients.accumulate(self.leaf)
         return []
 
     def release(self) -> None:

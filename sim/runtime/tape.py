@@ -25,6 +25,7 @@ from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
     from sim.model.module import Module
+    from sim.runtime.main_gradients import MainGradients
     from sim.runtime.ops.base import Op
     from sim.runtime.selective import Selective
 
@@ -71,6 +72,9 @@ class Tape:
         self.engine_running = False
         self._thread = "main"
         self._workspaces: dict[str, Storage] = {}
+        self._global_buffers: dict[str, Tensor] = {}
+        self.main_gradients: MainGradients | None = None
+        """Where gradients are summed in fp32 apart from `.grad`, and what happens to them there (Megatron)."""
         self.stamps = False
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}
@@ -175,6 +179,13 @@ class Tape:
             self._workspaces[self._thread] = Storage(self.recorder, size, 0, Owner.WORKSPACE)
         self.recorder.gemm(name, m, n, k, dtype, batch or 1)
         return out
+
+    def global_buffer(self, name: str, shape: Shape, dtype: str) -> Tensor:
+        """Megatron's global memory buffer: made at the first use, kept for good, replaced where a larger one is asked."""
+        buffer, elements = self._global_buffers.get(name), prod(shape)
+        if buffer is None or buffer.elements < elements or buffer.dtype != dtype:
+            buffer = self._global_buffers[name] = self.empty((elements,), dtype, owner=Owner.WORKSPACE)
+        return buffer.alias(shape)
 
     def workspace_is_new(self, handle: int) -> bool:
         """Has a cuBLAS workspace been allocated at or after allocation `handle`?"""

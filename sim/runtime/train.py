@@ -15,6 +15,8 @@ from sim.model.llama import TitanLlama
 from sim.model.module import Buffer
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.main_gradients import MainGradients
+from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import AdamW, clip_grad_norm
 from sim.runtime.recorder import OutOfMemory, Recorder
@@ -24,7 +26,7 @@ from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, mark_repeats, offload_inputs
-from sim.scenario.setup import Setup
+from sim.scenario.setup import DataParallel, Setup
 
 assert ops  # importing it fills the tape's rules
 
@@ -66,14 +68,15 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.model: LanguageModel = build_model(self.config)
+        self.model: LanguageModel = build_model(self.config, setup.tensor)
         self.slots = list(self.model.named_parameters())  # as the optimizer sees them, whatever wraps the layers
         self.tensors = list(self.model.named_tensors())
         for name, slot in self.slots:
             slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communication: Communication | None = None
         self.parameters: list[Tensor] = []
-        self.optimizer: AdamW | None = None
+        self.optimizer: AdamW | MainOptimizer | None = None
+        self.main_gradients: MainGradients | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -94,7 +97,10 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
-        if setup.optimizer is not None:
+        if setup.data is not None:
+            with tape.phase(Phase.INIT, Owner.GRADIENT):
+                self._make_main_gradients(setup.data)
+        elif setup.optimizer is not None:
             self.optimizer = AdamW(tape, self.parameters, setup.optimizer.variant)
         self.recorder.mark("init")
 
@@ -119,6 +125,16 @@ class TrainingRun:
             if shard is not None:
                 shard.sharded = tensor
         self.parameters = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
+
+    def _make_main_gradients(self, data: DataParallel) -> None:
+        """Megatron's gradient buffer, then its fp32 parameters."""
+        setup, tape = self.setup, self.tape
+        trained = [p for p in self.parameters if p.requires_grad]
+        partial = [s.tensor for _, s in self.slots if s.partial and s.requires_grad and isinstance(s.tensor, Tensor)]
+        dtype, ranks = setup.precision.reduce, setup.tensor.degree
+        self.main_gradients = tape.main_gradients = MainGradients(tape, trained, partial, data, dtype, ranks)
+        if setup.optimizer is not None:
+            self.optimizer = MainOptimizer(tape, trained, self.main_gradients)
 
     def _place_buffers(self) -> None:
         """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
@@ -148,7 +164,7 @@ class TrainingRun:
         for micro_batch in range(accumulation):
             if setup.batch.tokens == "per_micro_batch":
                 self._load_data()
-            if micro_batch == 0 and self.optimizer is not None and _zeroes_at(setup, "start"):
+            if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
             self._set_gradient_sync(micro_batch == accumulation - 1)
             self._forward()
@@ -160,6 +176,9 @@ class TrainingRun:
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
             self.loss = None
+        if self.main_gradients is not None:
+            with self.tape.phase(Phase.BACKWARD, Owner.GRADIENT):
+                self.main_gradients.finish()
         self._optimize(number)
         mark(f"s{number}.end")
 
@@ -183,16 +202,26 @@ class TrainingRun:
         optimizer = self.optimizer
         if optimizer is None or setup.optimizer is None:
             return
+        if isinstance(optimizer, MainOptimizer):
+            with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER):
+                optimizer.prepare()
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
-                clip_grad_norm(tape, self.parameters, setup.fsdp.degree if setup.fsdp is not None else 1)
+                self._clip()
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
         mark(f"s{number}.opt")
-        if _zeroes_at(setup, "end"):
+        if self._zeroes_at("end"):
             self._zero_grad()
             mark(f"s{number}.zero")
+
+    def _clip(self) -> None:
+        fsdp = self.setup.fsdp
+        if isinstance(self.optimizer, MainOptimizer):
+            self.optimizer.clip()
+        else:
+            clip_grad_norm(self.tape, self.parameters, fsdp.degree if fsdp is not None else 1)
 
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self) -> None:
@@ -204,12 +233,21 @@ class TrainingRun:
             self.targets = self.tape.empty(shape, "int64")
 
     def _zero_grad(self) -> None:
-        assert self.optimizer is not None
+        zeroed = self.optimizer or self.main_gradients
+        assert zeroed is not None
         with self.tape.phase(Phase.ZERO_GRAD, Owner.OTHER):
-            self.optimizer.zero_grad()
+            zeroed.zero_grad()
+
+    def _zeroes_at(self, when: str) -> bool:
+        """Megatron zeroes its buffer before the first micro-batch."""
+        if self.main_gradients is not None:
+            return when == "start"
+        return self.setup.optimizer is not None and self.setup.optimizer.zero_grad == when
 
     def _set_gradient_sync(self, last: bool) -> None:
         fsdp = self.setup.fsdp
+        if self.main_gradients is not None:
+            self.main_gradients.begin(last)
         if self.communication is not None and fsdp is not None and fsdp.gradient_sync == "last":
             for unit in self.communication.units:
                 unit.reduces = last
@@ -233,10 +271,7 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
+        self.tape.main_gradients = None
         for unit in self.communication.units if self.communication is not None else []:
             for module in unit.modules:
                 module.hooks = None
-
-
-def _zeroes_at(setup: Setup, when: str) -> bool:
-    return setup.optimizer is not None and setup.optimizer.zero_grad == when

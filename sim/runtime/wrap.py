@@ -70,6 +70,10 @@ def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -
         if not chosen:
             regions.extend(part)
             continue
+        if checkpoint.modules:
+            regions.extend(part)
+            _wrap_parts(tape, part[0], checkpoint)
+            continue
         inner = part[0] if size == 1 else Segment(part)
         region = CheckpointWrapper(tape, inner, select, checkpoint.early_stop)
         regions.append(region)
@@ -77,6 +81,28 @@ def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -
             outer[start] = region
     layers.items = regions
     return outer
+
+
+PARTS = {"core_attn": ("self_attention", "core_attention"), "mlp": ("mlp",)}
+"""Where Megatron's recompute-modules are in a layer."""
+
+
+def _wrap_parts(tape: Tape, layer: Module, checkpoint: Checkpoint) -> None:
+    """Make regions of parts of a layer."""
+    for name in checkpoint.modules:
+        owner, (*way, last) = layer, PARTS[name]
+        for step in way:
+            owner = vars(owner)[step]
+        setattr(owner, last, CheckpointWrapper(tape, vars(owner)[last], None, checkpoint.early_stop))
+
+
+def _regions_inside(module: Module) -> tuple[str, ...]:
+    """Paths of the parts of a layer that are regions, seen from the layer."""
+    inside: list[str] = []
+    for name, child in module.children():
+        inside += [name] if isinstance(child, CheckpointWrapper) else []
+        inside += [f"{name}.{path}" for path in _regions_inside(child)]
+    return tuple(inside)
 
 
 def offload_inputs(tape: Tape, model: Module) -> None:
@@ -182,7 +208,8 @@ def mark_repeats(model: Module) -> None:
         policy_of = (layer.policy, layer.early_stop) if isinstance(layer, CheckpointWrapper) else ()
         paths = tuple(part.path for part in parts)
         trained = tuple(slot.requires_grad for slot in layer.parameters())
-        alike.setdefault((type(layer), *policy_of, *map(type, parts), trained), []).append((layer, paths))
+        likeness = (type(layer), *policy_of, *map(type, parts), trained, _regions_inside(layer))
+        alike.setdefault(likeness, []).append((layer, paths))
     for kind, layers in enumerate(alike.values()):
         for index, (layer, paths) in enumerate(layers):
             layer.repeat = Repeat(kind, index, len(layers), paths, tuple(layer.parameters()))

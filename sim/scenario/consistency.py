@@ -7,7 +7,7 @@ from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.allocator.parse import SettingsError
 from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.document import Document
-from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, PrecisionSection
+from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, ParallelSection, PrecisionSection
 
 AnyModel = ModelConfig | ChainConfig
 
@@ -60,6 +60,12 @@ def check_checkpoint(document: Document, checkpoint: CheckpointSection, model: A
         document.problem(("checkpoint", "segment"), f"must be at most the number of layers to checkpoint ({covered})")
     elif checkpoint.every > regions:
         document.problem(("checkpoint", "every"), f"must be at most the number of regions ({regions})")
+    if checkpoint.modules and getattr(model, "implementation", "") != "megatron":
+        document.problem(("checkpoint", "modules"), "only implementation megatron has these parts", show=False)
+    if checkpoint.modules and (checkpoint.save or checkpoint.segment > 1):
+        document.problem(
+            ("checkpoint", "modules"), "wraps parts of single layers: leave out save and segment", show=False
+        )
     if checkpoint.save and isinstance(model, ChainConfig):
         document.problem(("checkpoint", "save"), "a chain has no operators to save")
         return
@@ -88,6 +94,30 @@ def check_fsdp(document: Document, fsdp: FsdpSection) -> None:
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):
             path = ("parallel", "fsdp", name)
             document.problem(path, f"must divide the degree ({fsdp.degree}) and be smaller; all ranks is true")
+
+
+def check_megatron_parallel(
+    document: Document, parallel: ParallelSection, model: AnyModel | None, batch: BatchSection | None
+) -> None:
+    """Megatron's tensor and data parallelism want its implementation, and shares without remainder."""
+    tensor = parallel.tensor
+    if parallel.data is not None and parallel.fsdp is not None:
+        document.problem(("parallel", "data"), "fsdp is data parallelism already: leave one out", show=False)
+    if model is None:
+        return
+    for name in ("tensor", "data"):
+        if getattr(parallel, name) is not None and getattr(model, "implementation", "") != "megatron":
+            document.problem(("parallel", name), "only implementation megatron is written for it", show=False)
+            return
+    if tensor is None or isinstance(model, ChainConfig):
+        return
+    shared = {"heads": model.heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
+    for name, value in shared.items():
+        if value % tensor.degree:
+            document.problem(("parallel", "tensor", "degree"), f"must divide model.{name} ({value})")
+    if tensor.sequence_parallel and batch is not None and batch.seq_len % tensor.degree:
+        path = ("parallel", "tensor", "sequence_parallel")
+        document.problem(path, f"needs a degree that divides batch.seq_len ({batch.seq_len})", show=False)
 
 
 def check_precision(
@@ -119,5 +149,5 @@ def _check_megatron_precision(document: Document, precision: PrecisionSection, f
     """Megatron's own layers run in 16 bit: its masked softmax knows no other dtype, and it does not use autocast."""
     computes_16_bit = precision.compute in ("bf16", "fp16")
     if precision.autocast or not computes_16_bit or (fsdp is None and precision.parameters != precision.compute):
-        message = "megatron runs in 16 bit without autocast: parameters and compute bf16"
+        message = "megatron runs in 16 bit without autocast: parameters and compute bf16 (or both fp16)"
         document.problem(("precision",), message)

@@ -114,6 +114,10 @@ class ModelSection(Section):
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
     """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op."""
+    bias_gelu_fusion: bool | None = None
+    """megatron: gelu(x + bias) in one kernel. Default: true there."""
+    bias_dropout_fusion: bool | None = None
+    """megatron: residual + dropout(x + bias) in one kernel. Default: true there."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
@@ -181,11 +185,39 @@ class FsdpSection(Section):
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
 
 
+class TensorSection(Section):
+    """Tensor parallelism as Megatron's: every layer's matrices are split over ranks that lie side by side."""
+
+    degree: Ranks
+    """Ranks that share each layer; it divides heads, ffn_hidden and vocab. tensor x fsdp (or data) is the number of
+    GPUs."""
+    sequence_parallel: bool = False
+    """The ranks also share the tokens of norms, dropouts and residuals. Default: false."""
+
+
+class DataSection(Section):
+    """Data parallelism as Megatron's, with 16-bit parameters and fp32 main parameters."""
+
+    degree: Ranks
+    """Replicas of the model."""
+    distributed_optimizer: bool = False
+    """Main parameters and moments are split over the replicas (use-distributed-optimizer). Default: false."""
+    overlap: bool = False
+    """Gradients are reduced beside backward, in buckets (overlap-grad-reduce). Default: false, after it."""
+    gradient_accumulation_fusion: bool = True
+    """Products for weights' gradients add to the main gradients themselves. Default: true."""
+
+
 class ParallelSection(Section):
     """How the ranks share the work. Empty or absent: one GPU."""
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    tensor: TensorSection | None = None
+    """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
+    Default: null."""
+    data: DataSection | None = None
+    """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
 
 
 class PrecisionSection(Section):
@@ -230,6 +262,8 @@ class CheckpointSection(Section):
     aten.mm. Default: [], recompute everything."""
     early_stop: bool = True
     """Recomputation ends at the last tensor that is needed. Default: true."""
+    modules: list[Literal["core_attn", "mlp"]] = []
+    """Checkpoint these parts of a layer instead of the layer (Megatron's recompute-modules). Default: [], the layer."""
 
 
 class HostSection(Section):

@@ -9,6 +9,7 @@ from typing import Literal
 from sim.hardware.catalogue import Cluster
 from sim.hardware.mesh import Mesh
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.shard.tensor import TensorParallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class Checkpoint:
     first: int | None = None
     save: tuple[str, ...] = ()
     early_stop: bool = True
+    modules: tuple[str, ...] = ()
+    """Parts of each layer to wrap instead of whole layers: Megatron's recompute-modules "core_attn" and "mlp"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,21 @@ class Fsdp:
     gradient_sync: Literal["every", "last"] = "every"
     cast_forward_inputs: bool = True
     cpu_offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """Megatron's data parallelism and mixed precision: gradients summed in the reduce dtype, Adam on fp32 parameters.
+
+    `distributed_optimizer`: fp32 parameters and moments split over the `degree` replicas, gradients reduce-scattered,
+    parameters gathered after the step. `overlap`: reduce beside backward. `gradient_accumulation_fusion`: products for
+    weights' gradients add to the main gradients themselves.
+    """
+
+    degree: int = 1
+    distributed_optimizer: bool = False
+    overlap: bool = False
+    gradient_accumulation_fusion: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +139,9 @@ class Setup:
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
+    tensor: TensorParallel = field(default_factory=TensorParallel)
+    data: DataParallel | None = None
+    """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ def outside_bytes(setup: Setup) -> int:
     """Device memory outside PyTorch's allocator: the CUDA context and one communicator per group of ranks."""
     cluster, fsdp = setup.cluster, setup.fsdp
     groups = 0 if fsdp is None else (fsdp.degree > 1) + (fsdp.replicas > 1)
+    groups += (setup.tensor.degree > 1) + (setup.data is not None and setup.data.degree > 1)
     return cluster.context_bytes + groups * cluster.communicator_bytes
 
 
@@ -139,7 +140,7 @@ def utilization(setup: Setup, time: StepTime) -> Utilization | None:
     if not isinstance(setup.model, ModelConfig):
         return None
     batch = setup.batch
-    tokens = batch.micro_batch * batch.seq_len * batch.accumulation
+    tokens = batch.micro_batch * batch.seq_len * batch.accumulation / setup.tensor.degree
     per_second = tokens / (time.step_ns * 1e-9)
     peak_flops = setup.cluster.gpu.peak_flops_per_s(setup.precision.compute)
     mfu = model_flops_per_token(setup.model, batch.seq_len) * per_second / peak_flops
