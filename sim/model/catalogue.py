@@ -48,6 +48,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 """What each code does where the user says nothing. The first implementation of a family is its default."""
 
 
+NO_FUSIONS: dict[str, tuple[Any, ...]] = {"bias_gelu_fusion": (False,), "bias_dropout_fusion": (False,)}
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
     "dropout": (0.0,),
@@ -55,6 +56,7 @@ LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "norm": ("manual", "fused"),
     "gqa": ("sdpa", "repeat"),
     "attention": ("sdpa", "math"),
+    **NO_FUSIONS,
 }
 GPT_CODE: dict[str, tuple[Any, ...]] = {
     "qkv_bias": (False,),
@@ -63,13 +65,16 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
     "rope": ("none",),
     "activation": ("gelu", "gelu_tanh"),
     "attention": ("sdpa", "math"),
+    **NO_FUSIONS,
 }
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
     ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
     ("gpt", "transformers"): GPT_CODE | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh")},
-    ("gpt", "megatron"): GPT_CODE | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",)},
+    ("gpt", "megatron"): GPT_CODE
+    | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",)}
+    | dict.fromkeys(NO_FUSIONS, (False, True)),
 }
 """What each code can do instead; a field that is not named here takes any value."""
 
