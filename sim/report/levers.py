@@ -67,13 +67,16 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
     if owner == Owner.ACTIVATION:
         if checkpoint is None:
             return "checkpointing layers"
-        return "checkpointing more" if checkpoint.every > 1 or checkpoint.first or checkpoint.save else None
+        some = checkpoint.every > 1 or checkpoint.first or checkpoint.save or checkpoint.modules
+        return "checkpointing more" if some else None
     if owner == Owner.CHECKPOINT:
         if checkpoint is not None and checkpoint.save:
             return "saving fewer outputs"
         return None if setup.offload else "offloading checkpoints"
     if owner == Owner.RECOMPUTED:
         return "shorter segments" if checkpoint is not None and checkpoint.segment > 1 else None
+    if owner in OF_THE_STATE and setup.data is not None and not setup.data.distributed_optimizer:
+        return "a distributed optimizer"
     if owner in OF_THE_STATE:
-        return "sharding over more GPUs" if fsdp is not None else "sharding (fsdp)"
+        return "sharding over more GPUs" if fsdp is not None or setup.data is not None else "sharding (fsdp)"
     return None

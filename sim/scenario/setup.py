@@ -143,6 +143,11 @@ class Setup:
     data: DataParallel | None = None
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
 
+    @property
+    def data_ranks(self) -> int:
+        """Ranks with sequences of their own; the others share a rank's."""
+        return self.mesh.size // self.tensor.degree
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
