@@ -23,6 +23,26 @@ cluster: {gpu: a100, gpus_per_node: 1}
 batch: {micro_batch: 2, seq_len: 256, accumulation: 2}
 precision: {parameters: bf16, compute: bf16}
 """
+MEGATRON = """
+model: {preset: gpt-tiny, implementation: megatron, layers: 9}
+cluster: {gpu: a100, gpus_per_node: 8}
+batch: {micro_batch: 2, seq_len: 128, accumulation: 3}
+precision: {parameters: bf16, compute: bf16}
+"""
+PARALLEL = {
+    "tp": "{tensor: {degree: 8}}",
+    "tp and sp": "{tensor: {degree: 8, sequence_parallel: true}}",
+    "tp and dp": "{tensor: {degree: 2, sequence_parallel: true}, data: {degree: 4, distributed_optimizer: true}}",
+    "overlapped dp": "{tensor: {degree: 2}, data: {degree: 4, overlap: true, gradient_accumulation_fusion: false}}",
+    "tp and fsdp": "{tensor: {degree: 2}, fsdp: {degree: 4}}",
+}
+PARTS = {
+    "none": "null",
+    "full": "{early_stop: false}",
+    "segments of 2": "{segment: 2}",
+    "core attention": "{modules: [core_attn], early_stop: false}",
+    "every second mlp": "{modules: [mlp], every: 2}",
+}
 CHECKPOINTS = {
     "none": "null",
     "full": "{every: 1}",
@@ -66,13 +86,23 @@ def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
-def test_stamping_happens() -> None:
+@pytest.mark.parametrize("checkpoint", PARTS)
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_megatron_over_several_ranks(parallel: str, checkpoint: str) -> None:
+    setup = setup_of(f"{MEGATRON}parallel: {PARALLEL[parallel]}\ncheckpoint: {PARTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize(
+    "text", [LLAMA.replace("IMPLEMENTATION", "torchtitan"), f"{MEGATRON}parallel: {PARALLEL['tp and sp']}\n"]
+)
+def test_stamping_happens(text: str) -> None:
     """Otherwise the comparisons above compare a thing with itself."""
     from sim.model.calls import interpret
     from sim.runtime.recorder import Recorder
     from sim.runtime.train import TrainingRun
 
-    run = TrainingRun(setup_of(LLAMA.replace("IMPLEMENTATION", "torchtitan")), Recorder())
+    run = TrainingRun(setup_of(text), Recorder())
     run.tape.stamps = True
     with interpret(run.tape):
         run.initialize()
