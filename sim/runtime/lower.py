@@ -12,7 +12,7 @@ from sim.cost.model import CostModel
 from sim.cost.overlap import LEVELS
 from sim.hardware.mesh import Mesh, Span
 from sim.program.kernels import Collective
-from sim.program.program import STREAM_NAMES, Ints, Program, Row
+from sim.program.program import COMPUTE, STREAM_NAMES, Ints, Program, Row
 from sim.program.world import Meeting, World
 from sim.program.world_builder import WorldBuilder
 
@@ -38,9 +38,14 @@ class Lowered:
 
 
 def lower(program: Program, cost: CostModel, mesh: Mesh, host_calls: Iterable[HostCall] = ()) -> Lowered:
-    """The program of one rank, which stands for all ranks of its symmetric groups."""
-    kernel_ns = [[cost.contended_ns(kernel, level) for kernel in program.kernels] for level in LEVELS]
+    """The program of one rank, which stands for all ranks of its symmetric groups.
+
+    A collective on the compute stream blocks it: among symmetric peers it is a kernel of the time that it takes alone.
+    """
+    blocking = [round(cost.collective(c, placement(mesh, c)).alone_ns) for c in program.collectives]
+    kernel_ns = [[*(cost.contended_ns(kernel, level) for kernel in program.kernels), *blocking] for level in LEVELS]
     launch_ns = [cost.launch_host_ns(kernel) for kernel in program.kernels]
+    launch_ns += [cost.collective_host_ns(collective) for collective in program.collectives]
     forms = cost.collectives
     builder = WorldBuilder(
         [len(STREAM_NAMES)], kernel_ns, launch_ns, [forms.fabric_bytes_per_s / 1e9, forms.network_bytes_per_s / 1e9]
@@ -67,7 +72,9 @@ class _Lowering:
             calls_at.setdefault(int(program.mem_row[call.event]), []).append(call)
         kinds, streams, arguments = program.row_kind, program.row_stream, program.row_argument
         rows = len(kinds)
-        launch = kinds == Row.LAUNCH
+        blocking = (kinds == Row.COLLECTIVE) & (streams == COMPUTE)
+        arguments = np.where(blocking, arguments + len(program.kernels), arguments)
+        launch = (kinds == Row.LAUNCH) | blocking
         starts_run = np.ones(rows, bool)
         starts_run[1:] = ~(launch[1:] & launch[:-1] & (streams[1:] == streams[:-1]))
         for row in calls_at:
@@ -79,7 +86,7 @@ class _Lowering:
         for first, end in pairwise(borders):
             for call in calls_at.get(first, ()):
                 inserted[first] += self._driver(call)
-            if kinds_list[first] == Row.LAUNCH:
+            if launch[first]:
                 self.builder.launches(0, streams_list[first], arguments_list[first:end])
             else:
                 self._row(kinds_list[first], streams_list[first], arguments_list[first])

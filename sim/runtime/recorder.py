@@ -107,6 +107,7 @@ class Recorder:
         self._host_works: dict[HostWork, int] = {}
         self._paths: dict[str, int] = {"": 0}
         self._path_names: list[str] = [""]
+        self._paths_in: dict[int, tuple[Ints, list[int], Ints]] = {}  # of a column that is issued again
         self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
         self._rows_before = 0
         self._events_before = 0
@@ -286,9 +287,13 @@ class Recorder:
     def _moved(self, where: Ints, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> Ints:
         if old_paths == new_paths:
             return where
-        numbers, index = np.unique(where >> PATH_SHIFT & PATH_MASK, return_inverse=True)
+        known = self._paths_in.get(id(where))
+        if known is None or known[0] is not where:
+            numbers, index = np.unique(where >> PATH_SHIFT & PATH_MASK, return_inverse=True)
+            known = self._paths_in[id(where)] = (where, numbers.tolist(), index)
+        _, numbers, index = known
         moved = []
-        for number in numbers.tolist():
+        for number in numbers:
             name = self._path_names[number]
             roots = ((old, new) for old, new in zip(old_paths, new_paths) if name == old or name.startswith(old + "."))
             old, new = next(roots, ("", ""))
