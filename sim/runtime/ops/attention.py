@@ -105,7 +105,8 @@ class Flash(Op):
 
 
 class Efficient(Op):
-    """fp32: [seed 8 B, offset 8 B], out, lse fp32 padded to 32. With dropout seed and offset live on the CPU.
+    """fp32: [seed 8 B, offset 8 B], out, lse fp32 padded to 32. With dropout seed and offset live on the CPU; lse is
+    empty where nothing needs a gradient.
 
     Results and gradients are stored as plain [B, S, heads, D], whatever the order of q, k and v (attention.cu).
     With fewer key heads backward also makes dk and dv for all heads, which are summed down (recorded, torch 2.14).
@@ -159,7 +160,8 @@ class EfficientDropout(Efficient):
 def _efficient_outputs(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, length, _ = q.shape
     out = tape.empty(q.shape, q.dtype, _token_major_strides(q))
-    lse = tape.empty((batch, heads, scratch.round_up(length, 32)), "fp32")
+    wanted = scratch.round_up(length, 32) if tape.grad_enabled and (q.requires_grad or k.requires_grad) else 0
+    lse = tape.empty((batch, heads, wanted), "fp32")
     tape.recorder.attention("aten::_efficient_attention_forward", _work(q, k, "efficient", False))
     return out, lse
 
