@@ -24,23 +24,11 @@ from sim.model.shard.tensor import (
 )
 
 
-class GlobalBuffer:
-    """Megatron's global memory buffer: one tensor, made at the first use, kept for good, replaced by a larger one."""
-
-    def __init__(self) -> None:
-        self.tensor: Tensor | None = None
-
-    def require(self, elements: int, dtype: str) -> None:
-        if self.tensor is None or self.tensor.shape[0] < elements:
-            self.tensor = F.workspace((elements,), dtype)
-
-
 class CoreAttention(Module):
     """Attention over this rank's heads, q, k, v [S, B, A/t, D]; the result is [S, B, H/t]."""
 
-    def __init__(self, config: ModelConfig, buffer: GlobalBuffer) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.buffer = buffer
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.config.attention != "unfused":
@@ -48,7 +36,7 @@ class CoreAttention(Module):
         s, b, a, d = q.shape
         q = q.view(s, b * a, d)
         k = k.view(s, b * a, d)
-        self.buffer.require(b * a * s * s, q.dtype)  # baddbmm's input, which beta = 0 ignores
+        F.global_buffer(b * a * s * s, q.dtype)  # baddbmm's input, which beta = 0 ignores
         scores = F.scaled_bmm(q.transpose(0, 1), k.transpose(0, 1).transpose(1, 2))
         probabilities = F.causal_softmax(scores)
         probabilities = F.dropout(probabilities, self.config.dropout)
@@ -69,11 +57,11 @@ class CoreAttention(Module):
 class SelfAttention(Module):
     """The bias of the output projection is left to the caller."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel, buffer: GlobalBuffer) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
         h, width = config.hidden, config.heads * config.head_dim
         self.config = config
         self.heads = config.heads // parallel.degree
-        self.core_attention: Module = CoreAttention(config, buffer)
+        self.core_attention: Module = CoreAttention(config)
         self.linear_proj = RowParallelLinear(width, h, parallel, config.bias)
         self.linear_qkv = ColumnParallelLinear(h, 3 * width, parallel, config.bias)
 
@@ -120,10 +108,10 @@ def bias_dropout_add(x: Tensor, linear: RowParallelLinear, residual: Tensor, con
 class TransformerLayer(Module):
     """On S tokens, with sequence parallelism on S/t."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel, buffer: GlobalBuffer) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
         self.config = config
         self.input_layernorm = norm_of_tokens(LayerNorm(config.hidden), parallel)
-        self.self_attention = SelfAttention(config, parallel, buffer)
+        self.self_attention = SelfAttention(config, parallel)
         self.pre_mlp_layernorm = norm_of_tokens(LayerNorm(config.hidden), parallel)
         self.mlp = Mlp(config, parallel)
         self.output_linears = (self.self_attention.linear_proj, self.mlp.linear_fc2)
@@ -171,10 +159,9 @@ class MegatronGpt(LanguageModel):
 
     def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
         super().__init__(config)
-        buffer = GlobalBuffer()
         self.parallel = parallel
         self.embedding = LanguageModelEmbedding(config, parallel)
-        self.layers = ModuleList([TransformerLayer(config, parallel, buffer) for _ in range(config.layers)])
+        self.layers = ModuleList([TransformerLayer(config, parallel) for _ in range(config.layers)])
         self.final_layernorm = norm_of_tokens(LayerNorm(config.hidden), parallel)
         self.output_layer = ColumnParallelLinear(config.hidden, config.vocab, parallel, bias=False)
         if config.tied_embeddings:

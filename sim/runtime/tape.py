@@ -72,7 +72,7 @@ class Tape:
         self.engine_running = False
         self._thread = "main"
         self._workspaces: dict[str, Storage] = {}
-        self._global_buffers: dict[str, Tensor] = {}
+        self._global_buffer: Tensor | None = None
         self.main_gradients: MainGradients | None = None
         """Where gradients are summed in fp32 apart from `.grad`, and what happens to them there (Megatron)."""
         self.stamps = False
@@ -180,15 +180,15 @@ class Tape:
         self.recorder.gemm(name, m, n, k, dtype, batch or 1)
         return out
 
-    def global_buffer(self, name: str, shape: Shape, dtype: str) -> Tensor:
-        """Megatron's global memory buffer: made at the first use, kept for good, replaced where a larger one is asked."""
-        buffer, elements = self._global_buffers.get(name), prod(shape)
-        if buffer is None or buffer.elements < elements or buffer.dtype != dtype:
-            buffer = self._global_buffers[name] = self.empty((elements,), dtype, owner=Owner.WORKSPACE)
-        return buffer.alias(shape)
+    def global_buffer(self, elements: int, dtype: str) -> Tensor:
+        """Megatron's: made at the first use, replaced where it is too small."""
+        if self._global_buffer is None or self._global_buffer.elements < elements:
+            self._global_buffer = self.empty((elements,), dtype, owner=Owner.WORKSPACE)
+            self._workspaces["global buffer"] = self._global_buffer.storage
+        return self._global_buffer
 
     def workspace_is_new(self, handle: int) -> bool:
-        """Has a cuBLAS workspace been allocated at or after allocation `handle`?"""
+        """Has a workspace that stays been allocated at or after allocation `handle`?"""
         return any(w.handle is not None and w.handle >= handle for w in self._workspaces.values())
 
     def sum_to(self, gradient: Tensor, shape: Shape) -> Tensor:

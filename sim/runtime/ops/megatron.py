@@ -24,6 +24,11 @@ def _seen_as(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return Tensor(x.storage, shape, x.dtype)
 
 
+def _gathered(tape: Tape, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """The tokens of all ranks lie in the global buffer, where attention has its scores too."""
+    return tape.global_buffer(prod(shape), dtype).alias(shape)
+
+
 class ParallelLinear(Op):
     """LinearWithGradAccumulationAndAsyncCommunication: saves x and weight; dx, dW, then the bias' sum.
 
@@ -44,7 +49,7 @@ class ParallelLinear(Op):
         shape, (n, k) = x.shape, weight.shape
         if ranks > 1 and gathers_tokens:
             shape = whole_tokens(shape, ranks)
-            block(tape, "all_gather", tape.global_buffer("gathered tokens", shape, x.dtype), ranks)
+            block(tape, "all_gather", _gathered(tape, shape, x.dtype), ranks)
         rows = prod(shape[:-1])
         product = tape.dispatch("aten.mm", lambda: tape.matmul_out("aten::mm", rows, n, k, x.dtype))
         out = _seen_as(product, (*shape[:-1], n))
@@ -59,7 +64,7 @@ class ParallelLinear(Op):
         gathers_tokens, shape, (n, k) = gathers_tokens and ranks > 1, node.metas[0][0], weight.shape
         if gathers_tokens:
             shape = whole_tokens(shape, ranks)
-            event = start(tape, "all_gather", tape.global_buffer("gathered tokens", shape, gradient.dtype), ranks)
+            event = start(tape, "all_gather", _gathered(tape, shape, gradient.dtype), ranks)
         rows, dtype = prod(shape[:-1]), gradient.dtype
         dx = _seen_as(tape.matmul_out("aten::mm", rows, k, n, dtype), shape)
         result: Gradients = [dx, None, None]
