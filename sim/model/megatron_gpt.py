@@ -157,28 +157,39 @@ class LanguageModelEmbedding(Module):
 class MegatronGpt(LanguageModel):
     """The model computes the loss per token; the script makes the position ids and takes the mean."""
 
+    first_parts = ("embedding",)
+    last_parts = ("final_layernorm", "output_layer")
+    embedding: LanguageModelEmbedding | None
+    final_layernorm: Module | None
+    output_layer: ColumnParallelLinear | None
+
     def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
         super().__init__(config)
         self.parallel = parallel
-        self.embedding = LanguageModelEmbedding(config, parallel)
+        embedding = self.embedding = LanguageModelEmbedding(config, parallel)
         self.layers = ModuleList([TransformerLayer(config, parallel) for _ in range(config.layers)])
         self.final_layernorm = norm_of_tokens(LayerNorm(config.hidden), parallel)
-        self.output_layer = ColumnParallelLinear(config.hidden, config.vocab, parallel, bias=False)
+        output = self.output_layer = ColumnParallelLinear(config.hidden, config.vocab, parallel, bias=False)
         if config.tied_embeddings:
-            self.output_layer.weight = self.embedding.word_embeddings.weight
+            output.weight = embedding.word_embeddings.weight
         self.name_paths()
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        positions = F.empty(tokens.shape, "int64")
+        positions = F.empty(targets.shape, "int64")
         losses = self(tokens, positions, targets)
         with active().computing_loss(losses):
             return losses.mean(), None
 
-    def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
-        """Loss per token, [B, S]."""
-        x = self.embedding(tokens, positions)
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        return self(tokens, F.empty(tokens.shape, "int64")) if self.embedding is not None else self(tokens)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
+        """Loss per token, [B, S]; hidden states of a stage before the last."""
+        x = self.embedding(tokens, positions) if self.embedding is not None and positions is not None else tokens
         for layer in self.layers:
             x = layer(x)
+        if self.final_layernorm is None or self.output_layer is None or targets is None:
+            return x
         x = self.final_layernorm(x)
         logits = self.output_layer(x)
         with active().computing_loss(logits):

@@ -197,7 +197,7 @@ def tokens_per_step(setup: Setup) -> int | None:
     if isinstance(setup.model, ChainConfig):
         return None
     batch = setup.batch
-    return batch.micro_batch * batch.seq_len * batch.accumulation * setup.data_ranks
+    return batch.micro_batch * batch.seq_len * batch.accumulation * setup.data_parallel
 
 
 def evidence(setup: Setup) -> dict[str, Evidence]:

@@ -102,7 +102,7 @@ class AccumulateGrad:
             self.leaf.grad = gradient
         elif gradient is not None:
             tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes)
-        if tape.main_gradients is not None:
+        if tape.main_gradients is not None and tape.main_gradients.holds(self.leaf):
             del gradient
             gradients.clear()
             tape.main_gradients.accumulate(self.leaf)
@@ -127,8 +127,13 @@ def gradient_edge(tensor: Tensor | None) -> Edge | None:
     return accumulator, 0
 
 
-def run_backward(tape: Tape, root: Any, gradients: Gradients) -> None:
-    """Walk the tape back from `root`, highest sequence number first. `gradients` is emptied when root has run."""
+def run_backward(
+    tape: Tape, root: Any, gradients: Gradients, put_off: Callable[[Any, Gradients], None] | None = None
+) -> None:
+    """Walk the tape back from `root`, highest sequence number first. `gradients` is emptied when root has run.
+
+    `put_off`: the graph is kept for a second pass (retain_graph), and told each node with its gradients.
+    """
     missing = _count_consumers(root)
     ready: list[tuple[int, int, Any, Gradients]] = [(-root.sequence, 0, root, gradients)]
     del gradients
@@ -142,13 +147,16 @@ def run_backward(tape: Tape, root: Any, gradients: Gradients) -> None:
             for hook in node.pre_hooks:
                 hook(gradients)
             recorder.enter_backward(node.base, node.op.number)
+        if put_off is not None:
+            put_off(node, gradients)
         results = node.backward(tape, gradients)
         for index, meta in enumerate(node.metas):
             if results[index] is not None and node.edges[index] is not None:
                 results[index] = _fit(tape, results[index], meta)
         while gradients:
             gradients.pop(0)
-        node.release()
+        if put_off is None:
+            node.release()
         for index, edge in enumerate(node.edges):
             if edge is None:
                 continue

@@ -6,6 +6,8 @@ Source: megatron-core 0.16.1, optimizer/optimizer.py, distrib_optimizer.py, clip
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import COMPUTE, Owner
 from sim.runtime.main_gradients import MainGradients
@@ -44,11 +46,12 @@ class MainOptimizer:
             self._agree()
             recorder.sync(recorder.record(COMPUTE))
 
-    def clip(self) -> None:
+    def clip(self, norm_is_summed: Callable[[], None]) -> None:
         """multi_tensor_l2norm, a sum over all ranks that hold other parameters, the norm read by the host, a scale."""
         recorder = self.tape.recorder
         recorder.memory_bound("multi_tensor_l2norm", "reduce", 4 * self.elements)
         self._agree()
+        norm_is_summed()
         recorder.sync(recorder.record(COMPUTE))
         recorder.memory_bound("multi_tensor_scale", "elementwise", 8 * self.elements)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
+from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Transfer, Work
 from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row
 
 
@@ -42,6 +42,8 @@ _LOSS_OWNER, _GRADIENT_OWNER = int(Owner.LOSS), int(Owner.ACTIVATION_GRADIENT)
 
 _RECORDED_EVENTS = (int(Row.RECORD), int(Row.WAIT), int(Row.SYNC))
 _ARGUMENT_SHIFT = 12
+Places = tuple[Ints, Ints]
+"""`where` of rows and of memory events."""
 
 
 class Position(NamedTuple):
@@ -105,9 +107,9 @@ class Recorder:
         self._kernel_table: list[Kernel] = []
         self._collectives: dict[Collective, int] = {}
         self._host_works: dict[HostWork, int] = {}
+        self._transfers: list[Transfer] = []
         self._paths: dict[str, int] = {"": 0}
         self._path_names: list[str] = [""]
-        self._paths_in: dict[int, tuple[Ints, list[int], Ints]] = {}  # of a column that is issued again
         self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
         self._rows_before = 0
         self._events_before = 0
@@ -231,6 +233,11 @@ class Recorder:
         number = self._collectives.setdefault(collective, len(self._collectives))
         self._row(Row.COLLECTIVE, stream, number)
 
+    def transfer(self, kind: Row, transfer: Transfer, stream: int) -> None:
+        """SEND or RECEIVE."""
+        self._transfers.append(transfer)
+        self._row(kind, stream, len(self._transfers) - 1)
+
     def host(self, name: str, count: int = 1) -> None:
         """Host time that is no launch."""
         work = HostWork(name, count)
@@ -264,15 +271,18 @@ class Recorder:
             recorded=self.events - begin.recorded,
         )
 
-    def append(
-        self, recording: Recording, first_handle: Ints, old_paths: tuple[str, ...], new_paths: tuple[str, ...]
-    ) -> None:
-        """Issue a recording again: `first_handle` per memory event; what is under an old path moves to the new one."""
-        self._close_chunk()
-        memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
-        row_where, memory_where = (
+    def moved(self, recording: Recording, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> Places:
+        """Where a recording's rows and memory events are once what is under an old path is under the new one."""
+        rows, events = (
             self._moved(where, old_paths, new_paths) for where in (recording.row_where, recording.memory_where)
         )
+        return rows, events
+
+    def append(self, recording: Recording, first_handle: Ints, places: Places) -> None:
+        """Issue a recording again, at other places: `first_handle` per memory event."""
+        self._close_chunk()
+        memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
+        row_where, memory_where = places
         rows = recording.rows
         if recording.recorded:
             rows = rows + (np.isin(rows & 15, _RECORDED_EVENTS) * self.events << _ARGUMENT_SHIFT)
@@ -287,13 +297,9 @@ class Recorder:
     def _moved(self, where: Ints, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> Ints:
         if old_paths == new_paths:
             return where
-        known = self._paths_in.get(id(where))
-        if known is None or known[0] is not where:
-            numbers, index = np.unique(where >> PATH_SHIFT & PATH_MASK, return_inverse=True)
-            known = self._paths_in[id(where)] = (where, numbers.tolist(), index)
-        _, numbers, index = known
+        numbers, index = np.unique(where >> PATH_SHIFT & PATH_MASK, return_inverse=True)
         moved = []
-        for number in numbers:
+        for number in numbers.tolist():
             name = self._path_names[number]
             roots = ((old, new) for old, new in zip(old_paths, new_paths) if name == old or name.startswith(old + "."))
             old, new = next(roots, ("", ""))
@@ -340,4 +346,5 @@ class Recorder:
             marks=self.marks,
             events=self.events,
             facts=facts,
+            transfers=self._transfers,
         )

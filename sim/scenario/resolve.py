@@ -29,6 +29,7 @@ from sim.scenario.consistency import (
 )
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
+from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.schema import (
     BatchSection,
@@ -38,6 +39,7 @@ from sim.scenario.schema import (
     ModelSection,
     OptimizerSection,
     ParallelSection,
+    PipelineSection,
     PrecisionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
@@ -80,9 +82,9 @@ def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
 def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     """One strategy, or None with problems noted on the document; as much as possible is checked in any case."""
     is_chain = isinstance(document.value(("model", "chain")), dict)
-    parallel = sections.get("parallel")
-    parallel = parallel or ParallelSection()
+    parallel = sections.get("parallel") or ParallelSection()
     fsdp = parallel.fsdp
+    pipeline: PipelineSection | None = parallel.pipeline
     model = _model(document, sections)
     cluster = _cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
@@ -97,6 +99,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
+    stages = None
+    if pipeline and model and batch and sections.whole("parallel"):
+        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -117,6 +122,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
+        pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         data=_data(parallel),
@@ -216,14 +222,14 @@ def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSecti
 
 def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Mesh | None:
     """Dimensions, outermost first; the ranks of a tensor-parallel group lie side by side."""
-    fsdp, data, tensor = parallel.fsdp, parallel.data, parallel.tensor
+    fsdp, data, tensor, pipeline = parallel.fsdp, parallel.data, parallel.tensor, parallel.pipeline
     if parallel == ParallelSection() and cluster.gpus > 1:
         advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
         document.problem(("parallel",), advice, show=False)
         return None
-    dimensions = []
+    dimensions = [] if pipeline is None else [("pp", pipeline.degree)]
     if fsdp is not None:
-        dimensions = [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
+        dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
         dimensions.append(("fsdp", fsdp.degree))
     if data is not None and (data.degree > 1 or tensor is None):
         dimensions.append(("dp", data.degree))

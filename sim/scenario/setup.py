@@ -93,6 +93,33 @@ class Fsdp:
     cpu_offload: bool = False
 
 
+FOLDED = ("zb-v", "dualpipe-v")
+SPLITS_BACKWARD = ("zb-h1", *FOLDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Pipeline stages over `degree` ranks, `chunks` of them on each; `placement`: layers of every stage.
+
+    `schedule` is one of sim.runtime.schedules. The micro-batches are those of `Batch.accumulation`.
+    """
+
+    degree: int
+    schedule: str
+    chunks: int
+    placement: tuple[int, ...]
+
+    @property
+    def folded(self) -> bool:
+        """Stages go over the ranks there and back: first and last stage are on one rank."""
+        return self.schedule in FOLDED
+
+    @property
+    def splits_backward(self) -> bool:
+        """Weight gradients are put off."""
+        return self.schedule in SPLITS_BACKWARD
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
     """Megatron's data parallelism and mixed precision: gradients summed in the reduce dtype, Adam on fp32 parameters.
@@ -137,6 +164,7 @@ class Setup:
     """Name of the cost profile; None: the GPU's own."""
     offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
+    pipeline: Pipeline | None = None
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
     tensor: TensorParallel = field(default_factory=TensorParallel)
@@ -144,9 +172,14 @@ class Setup:
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
 
     @property
-    def data_ranks(self) -> int:
-        """Ranks with sequences of their own; the others share a rank's."""
-        return self.mesh.size // self.tensor.degree
+    def stages(self) -> int:
+        """Ranks that are simulated: one for each pipeline rank, which stands for its symmetric peers."""
+        return self.pipeline.degree if self.pipeline is not None else 1
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that train on different data; the others share a rank's."""
+        return self.cluster.gpus // self.stages // self.tensor.degree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

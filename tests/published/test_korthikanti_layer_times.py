@@ -25,7 +25,7 @@ def device_ms(strategy: str, layers: int) -> tuple[float, float]:
     """Forward and backward of a model of so many layers, in its second step."""
     setup = setup_of(CASES[0], strategy, layers)
     program = record(setup, steps=2)
-    lanes = play_time(setup, program, fit_memory(setup, program)[0])
+    lanes = play_time(setup, [program], [fit_memory(setup, program)[0]])[0]
     rows = {mark.name: mark.rows for mark in program.marks}
 
     def end(mark: str) -> float:

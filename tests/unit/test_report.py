@@ -228,7 +228,8 @@ def test_a_run_folder_is_compared_as_the_scenario_itself(folder: Path, tmp_path:
 
 
 def test_a_picture_read_back_has_the_same_peak_and_lanes(tiny: Result, folder: Path, tmp_path: Path) -> None:
-    from sim.report.picture import picture_of, shown_lanes
+    from sim.api import shown_lanes
+    from sim.report.picture import picture_of
 
     sim("run", write(folder, TINY, "tiny.yaml"), "--out", tmp_path)
     for outcome, (_, strategy, read) in zip(tiny.outcomes, read_run(tmp_path / "tiny")):

@@ -73,7 +73,7 @@ def test_matrices_are_split_by_columns_then_rows_and_what_follows_a_sum_is_whole
 def test_tensor_ranks_are_neighbours_and_share_one_ranks_tokens() -> None:
     setup = setup_of("{tensor: {degree: 4}, data: {degree: 2}}")
     assert setup.mesh.dimensions == (("dp", 2), ("tp", 4))
-    assert setup.data_ranks == 2
+    assert setup.data_parallel == 2
     with_fsdp = setup_of("{tensor: {degree: 2}, fsdp: {degree: 2, replicas: 2}}")
     assert with_fsdp.mesh.dimensions == (("replicate", 2), ("fsdp", 2), ("tp", 2))
     assert with_fsdp.data is None
