@@ -102,7 +102,7 @@ class AccumulateGrad:
             self.leaf.grad = gradient
         elif gradient is not None:
             tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes)
-        if tape.main_gradients is not None:
+        if tape.main_gradients is not None and tape.main_gradients.holds(self.leaf):
             del gradient
             gradients.clear()
             tape.main_gradients.accumulate(self.leaf)

@@ -31,7 +31,7 @@ class Bucket:
 
     elements: int
     parameters: int
-    missing: int = 0
+    missing: int
 
 
 class MainGradients:
@@ -62,7 +62,7 @@ class MainGradients:
         start, elements, members = 0, 0, 0
         for number, parameter in enumerate(parameters):
             if not members:
-                bucket = Bucket(0, 0)
+                bucket = Bucket(0, 0, 0)
                 self.buckets.append(bucket)
             begin = round_up(elements, PARAMETER_ALIGNMENT) if data.distributed_optimizer else elements
             elements, members = begin + parameter.elements, members + 1
@@ -70,19 +70,21 @@ class MainGradients:
             if number == len(parameters) - 1 or (limit is not None and elements - start >= limit):
                 if data.distributed_optimizer:
                     elements = round_up(elements, lcm(data.degree, BUCKET_ALIGNMENT))
-                bucket.elements, bucket.parameters = elements - start, members
+                bucket.elements, bucket.parameters, bucket.missing = elements - start, members, members
                 start, members = elements, 0
 
     # -- one backward ------------------------------------------------------------------------------------------
     def begin(self, last: bool) -> None:
-        """A micro-batch begins; gradients are reduced in the last."""
+        """A backward comes; gradients are reduced in the last."""
         self.reduces_now = last and self.data.overlap and self.data.degree > 1
-        for bucket in self.buckets:
-            bucket.missing = bucket.parameters
+
+    def holds(self, leaf: Tensor) -> bool:
+        """Is it a parameter with a main gradient?"""
+        return id(leaf.storage) in self._bucket_of
 
     def takes(self, weight: Tensor) -> bool:
         """Does the product for this weight's gradient add to the main gradient itself?"""
-        return self.data.gradient_accumulation_fusion and id(weight.storage) in self._bucket_of
+        return self.data.gradient_accumulation_fusion and self.holds(weight)
 
     def accumulate(self, leaf: Tensor) -> None:
         """The leaf's gradient of this micro-batch is complete."""
@@ -100,9 +102,10 @@ class MainGradients:
         """After the last backward: what is not reduced yet, then gradients of some tokens over the tensor ranks."""
         recorder = self.tape.recorder
         recorder.operator(_REDUCE)
-        if self.data.degree > 1 and not self.reduces_now:
-            for bucket in self.buckets:
+        for bucket in self.buckets:
+            if self.data.degree > 1 and bucket.missing:
                 self._reduce(bucket)
+            bucket.missing = bucket.parameters
         if self._last_reduction is not None:
             recorder.wait(COMPUTE, self._last_reduction)
         self._last_reduction, self.reduces_now = None, False
