@@ -1,11 +1,13 @@
-"""Forward and backward of one 22B layer on 8 A100s against table 4 of Korthikanti et al. 2022. Nothing is fitted to it."""
+"""One 22B layer and whole steps on 8 A100s against tables 4 and 5 of Korthikanti et al. 2022. Nothing is fitted to them."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sim.api import fit_memory, play_time
+from sim.api import fit_memory, load, play_time, simulate_setup
 from sim.program.program import COMPUTE
 from sim.runtime.record import record
 from tests.published.korthikanti import CASES, setup_of
@@ -18,7 +20,9 @@ PUBLISHED_MS = {
     "selective-sp": (7.2, 13.1),
 }
 """Forward, backward (with recomputation)."""
+PUBLISHED_STEP_S = {"full": 1.42, "selective-sp": 1.10}
 TOLERANCE = 0.15
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "megatron_tp.yaml"
 
 
 def device_ms(strategy: str, layers: int) -> tuple[float, float]:
@@ -58,3 +62,16 @@ def test_each_layer_time_is_within_15_percent(layer_ms: dict[str, tuple[float, f
 
 def test_the_order_of_the_five_is_the_published_one(layer_ms: dict[str, tuple[float, float]]) -> None:
     assert sorted(layer_ms, key=lambda s: sum(layer_ms[s])) == sorted(PUBLISHED_MS, key=lambda s: sum(PUBLISHED_MS[s]))
+
+
+def test_whole_steps_of_the_model_that_fit_are_within_10_percent_and_their_ratio_within_5() -> None:
+    step_s = {}
+    for setup in load(SCENARIO).strategies:
+        if setup.name in PUBLISHED_STEP_S:
+            time = simulate_setup(setup).time
+            assert time is not None
+            step_s[setup.name] = time.step_ns / 1e9
+            print(f"{setup.name:13} {step_s[setup.name]:.2f} s ({PUBLISHED_STEP_S[setup.name]:.2f})")
+    assert all(abs(step_s[name] / published - 1) < 0.1 for name, published in PUBLISHED_STEP_S.items())
+    published_ratio = PUBLISHED_STEP_S["full"] / PUBLISHED_STEP_S["selective-sp"]
+    assert abs(step_s["full"] / step_s["selective-sp"] / published_ratio - 1) < 0.05
