@@ -74,6 +74,11 @@ class SelfAttention(Module):
         return self.linear_proj(self.core_attention(q, k, v))
 
 
+class Gelu(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
 class Mlp(Module):
     """The bias of the second projection is left to the caller."""
 
@@ -81,6 +86,7 @@ class Mlp(Module):
         h, ffn = config.hidden, config.ffn_hidden
         self.config = config
         self.linear_fc1 = ColumnParallelLinear(h, ffn, parallel, config.bias, skip_bias_add=True)
+        self.activation_func = Gelu()
         self.linear_fc2 = RowParallelLinear(ffn, h, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,19 +96,21 @@ class Mlp(Module):
             return self.linear_fc2(x)
         if self.config.bias:
             x = F.add_bias(x, self.linear_fc1.bias)
-        x = F.gelu(x)
+        x = self.activation_func(x)
         return self.linear_fc2(x)
 
 
 def bias_dropout_add(x: Tensor, linear: RowParallelLinear, residual: Tensor, config: ModelConfig) -> Tensor:
-    """residual + dropout(x + bias of the layer that made x)."""
+    """residual + dropout(x + bias of the layer that made x). Runs under enable_grad (bias_dropout_add_exec_handler), so
+    that in a reentrant region's forward the dropout's mask is saved until the layer's result becomes the region's."""
     bias = linear.bias if config.bias else None
-    if config.bias_dropout_fusion:
-        return F.bias_dropout_add(x, bias, residual, config.dropout)
-    biased = F.add_bias(x, bias) if bias is not None else x
-    out = F.dropout(biased, config.dropout)
-    out = residual + out
-    return out
+    with active().enable_grad():
+        if config.bias_dropout_fusion:
+            return F.bias_dropout_add(x, bias, residual, config.dropout)
+        biased = F.add_bias(x, bias) if bias is not None else x
+        out = F.dropout(biased, config.dropout)
+        out = residual + out
+        return out
 
 
 class TransformerLayer(Module):

@@ -67,7 +67,7 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
     if owner == Owner.ACTIVATION:
         if checkpoint is None:
             return "checkpointing layers"
-        some = checkpoint.every > 1 or checkpoint.first or checkpoint.save or checkpoint.modules
+        some = checkpoint.every > 1 or checkpoint.first or checkpoint.save or checkpoint.inside
         return "checkpointing more" if some else None
     if owner == Owner.CHECKPOINT:
         if checkpoint is not None and checkpoint.save:

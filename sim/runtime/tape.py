@@ -19,8 +19,9 @@ from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Gradients, Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, Recorder
-from sim.runtime.replay import Template, run_layer
+from sim.runtime.replay import run_layer
 from sim.runtime.strides import Strides, follow
+from sim.runtime.templates import MicroBatch, Template
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ class Tape:
         self.stamps = False
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}
-        self.micro_batch: str | None = None
-        """Of a pipeline: "first" or "later" of a step to come back, which decides whether gradients are there then."""
+        self.micro_batch: MicroBatch | None = None
+        """Of a pipeline: the one that runs forward now."""
+        self.recomputes = True
+        """Do checkpointed regions recompute? A pipeline stage may keep some micro-batches whole."""
         self.splits: str | None = None
         """Which part of a split backward runs: "input" or "weight"."""
 
@@ -95,6 +98,9 @@ class Tape:
 
     def run_repeated(self, module: Module, arguments: tuple[Any, ...]) -> Tensor:
         return run_layer(self, module, arguments)
+
+    def enable_grad(self) -> AbstractContextManager[None]:
+        return self.grad_mode(True)
 
     def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
         Tensor.of(logits).storage.belongs_to(Owner.LOSS)
@@ -115,7 +121,7 @@ class Tape:
         """Node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
         recorder = self.recorder
         recorder.where = recorder.base | op.number
-        if not (self.grad_enabled and _requires_grad(inputs)):
+        if not self.records(inputs):
             return self._kernel(op, inputs, attributes)
         node = Node(self, op, inputs, attributes)
         if not op.saves_late:
@@ -130,6 +136,14 @@ class Tape:
             if index not in op.not_differentiable:
                 tensor.node, tensor.output_index, tensor.requires_grad = node, index, True
         return outputs
+
+    def records(self, inputs: tuple[Tensor | None, ...]) -> bool:
+        """Will backward come this way?"""
+        if self.grad_enabled:
+            for tensor in inputs:  # a plain loop: this runs for every operator
+                if tensor is not None and tensor.requires_grad:
+                    return True
+        return False
 
     def _kernel(self, op: type[Op], inputs: tuple[Tensor | None, ...], attributes: tuple[Any, ...]) -> Any:
         if self.selective is not None and op.aten:
@@ -260,13 +274,6 @@ class Tape:
         finally:
             recorder.resume(before[0])
             recorder.default_owner = before[1]
-
-
-def _requires_grad(inputs: tuple[Tensor | None, ...]) -> bool:
-    for tensor in inputs:  # noqa: SIM110 (a plain loop: this runs for every operator)
-        if tensor is not None and tensor.requires_grad:
-            return True
-    return False
 
 
 def strides_like(x: Tensor) -> Strides:

@@ -21,12 +21,9 @@ def resolve_chain(document: Document, section: ModelSection, chain: ChainSection
         if len(lists[name]) != chain.layers:
             message = f"{len(lists[name])} entries, but the chain has {chain.layers} layers"
             document.problem(("model", "chain", name), message, show=False)
-    if len(lists["weight_gradient"]) == len(lists["backward"]):
-        if any(part > whole for part, whole in zip(lists["weight_gradient"], lists["backward"])):
-            document.problem(
-                ("model", "chain", "weight_gradient"), "must be at most the backward, of which it is a part"
-            )
-            return None
+    if any(part > whole for part, whole in zip(lists["weight_gradient"], lists["backward"])):
+        document.problem(("model", "chain", "weight_gradient"), "must be at most the backward, of which it is a part")
+        return None
     if others or any(len(values) != chain.layers for values in lists.values()):
         return None
     return ChainConfig(

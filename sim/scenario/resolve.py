@@ -19,10 +19,10 @@ from sim.model.catalogue import (
 from sim.model.config import ChainConfig, ModelConfig
 from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
+from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
-    check_checkpoint,
     check_fsdp,
     check_megatron_parallel,
     check_precision,
@@ -41,6 +41,7 @@ from sim.scenario.schema import (
     ParallelSection,
     PipelineSection,
     PrecisionSection,
+    RegionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
 from sim.scenario.setup import (
@@ -51,6 +52,7 @@ from sim.scenario.setup import (
     Host,
     Optimizer,
     Precision,
+    Region,
     Scenario,
     Setup,
 )
@@ -99,6 +101,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
+        if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
+            document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
     stages = None
     if pipeline and model and batch and sections.whole("parallel"):
         stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
@@ -117,7 +121,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         batch=Batch(micro_batch=batch.micro_batch, seq_len=batch.seq_len, accumulation=batch.accumulation),
         precision=_precision(precision, parallel),
         optimizer=_optimizer(sections.get("optimizer")),
-        checkpoint=_checkpoint(checkpoint),
+        checkpoint=_checkpoint(checkpoint, model.layers),
         fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
@@ -253,11 +257,17 @@ def _optimizer(section: OptimizerSection | None) -> Optimizer | None:
     return None if section is None else Optimizer(**section.model_dump())
 
 
-def _checkpoint(section: CheckpointSection | None) -> Checkpoint | None:
+def _checkpoint(section: CheckpointSection | None, model_layers: int) -> Checkpoint | None:
     if section is None:
         return None
-    lists = {"save": tuple(section.save), "modules": tuple(section.modules)}
-    return Checkpoint(**{**section.model_dump(), **lists})
+    fields = {name: getattr(section, name) for name in CheckpointSection.model_fields if name not in ("save", "layers")}
+    choices = tuple(None if choice is None else _region(choice) for choice in section.layers)
+    layers = choices * (model_layers // len(choices)) if choices else ()
+    return Checkpoint(**fields, save=tuple(section.save), layers=layers)
+
+
+def _region(section: RegionSection) -> Region:
+    return Region(**{**section.model_dump(), "save": tuple(section.save)})
 
 
 def _data(parallel: ParallelSection) -> DataParallel | None:

@@ -15,10 +15,10 @@ from sim.scenario.setup import Setup
 STRATEGIES = {
     "none": "{}",
     "sp": "{parallel: {tensor: {sequence_parallel: true}}}",
-    "selective": "{checkpoint: {modules: [core_attn], early_stop: false}}",
-    "selective-sp": "{checkpoint: {modules: [core_attn], early_stop: false}, parallel: {tensor: {sequence_parallel: true}}}",
-    "full": "{checkpoint: {every: 1, early_stop: false}}",
-    "full-sp": "{checkpoint: {every: 1, early_stop: false}, parallel: {tensor: {sequence_parallel: true}}}",
+    "selective": "{checkpoint: {inside: core_attention, reentrant: true}}",
+    "selective-sp": "{checkpoint: {inside: core_attention, reentrant: true}, parallel: {tensor: {sequence_parallel: true}}}",
+    "full": "{checkpoint: {every: 1, reentrant: true}}",
+    "full-sp": "{checkpoint: {every: 1, reentrant: true}, parallel: {tensor: {sequence_parallel: true}}}",
 }
 
 

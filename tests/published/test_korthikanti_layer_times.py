@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.api import fit_memory, load, play_time, simulate_setup
+from sim.api import device_memory, load, play_time, simulate_setup
 from sim.program.program import COMPUTE
 from sim.runtime.record import record
 from tests.published.korthikanti import CASES, setup_of
@@ -29,7 +29,7 @@ def device_ms(strategy: str, layers: int) -> tuple[float, float]:
     """Forward and backward of a model of so many layers, in its second step."""
     setup = setup_of(CASES[0], strategy, layers)
     program = record(setup, steps=2)
-    lanes = play_time(setup, [program], [fit_memory(setup, program)[0]])[0]
+    lanes = play_time(setup, [program], [device_memory(setup, program)])[0]
     rows = {mark.name: mark.rows for mark in program.marks}
 
     def end(mark: str) -> float:
