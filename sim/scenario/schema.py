@@ -5,7 +5,6 @@ Only the border is here: `resolve` turns valid sections into `Setup` objects and
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -120,6 +119,10 @@ class ModelSection(Section):
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
     """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op."""
+    bias_gelu_fusion: bool | None = None
+    """megatron: gelu(x + bias) in one kernel. Default: true there."""
+    bias_dropout_fusion: bool | None = None
+    """megatron: residual + dropout(x + bias) in one kernel. Default: true there."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
@@ -192,6 +195,29 @@ class FsdpSection(Section):
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
 
 
+class TensorSection(Section):
+    """Tensor parallelism as Megatron's: every layer's matrices are split over ranks that lie side by side."""
+
+    degree: Ranks
+    """Ranks that share each layer; it divides heads, ffn_hidden and vocab. tensor x fsdp (or data) is the number of
+    GPUs."""
+    sequence_parallel: bool = False
+    """The ranks also share the tokens of norms, dropouts and residuals. Default: false."""
+
+
+class DataSection(Section):
+    """Data parallelism as Megatron's, with 16-bit parameters and fp32 main parameters."""
+
+    degree: Ranks
+    """Replicas of the model."""
+    distributed_optimizer: bool = False
+    """Main parameters and moments are split over the replicas (use-distributed-optimizer). Default: false."""
+    overlap: bool = False
+    """Gradients are reduced beside backward, in buckets (overlap-grad-reduce). Default: false, after it."""
+    gradient_accumulation_fusion: bool = True
+    """Products for weights' gradients add to the main gradients themselves. Default: true."""
+
+
 class PipelineSection(Section):
     """Pipeline stages; `batch.accumulation` is the number of micro-batches. Embedding and head are on the first and the
     last stage. With `fsdp`, gradients are reduced after a stage's last micro-batch."""
@@ -212,6 +238,11 @@ class ParallelSection(Section):
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    tensor: TensorSection | None = None
+    """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
+    Default: null."""
+    data: DataSection | None = None
+    """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None
     """Pipeline parallelism. Default: null."""
 
@@ -375,34 +406,3 @@ class ScenarioFile(Section):
 
 
 STRATEGY_FIELDS = tuple(StrategySection.model_fields)
-
-
-def json_schema() -> dict[str, Any]:
-    """A JSON Schema of scenario files, for editors. Strategies accept the same sections with nothing required."""
-    schema = ScenarioFile.model_json_schema()
-    schema.pop("required", None)  # a file that extends another may leave everything to it
-    definitions = schema["$defs"]
-    partial = {f"Partial{name}": _partial(definition) for name, definition in definitions.items()}
-    overrides = {name: _partial(schema["properties"][name]) for name in STRATEGY_FIELDS}
-    definitions["StrategySection"]["properties"] = overrides
-    definitions.update({name: definition for name, definition in partial.items() if "Strategy" not in name})
-    return schema
-
-
-def _partial(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema with nothing required, referring to partial sections."""
-
-    def walk(part: Any) -> Any:
-        if isinstance(part, list):
-            return [walk(item) for item in part]
-        if not isinstance(part, dict):
-            return part
-        changed = {
-            key: walk(value) for key, value in part.items() if not (key == "required" and isinstance(value, list))
-        }
-        if isinstance(changed.get("$ref"), str):
-            changed["$ref"] = changed["$ref"].replace("#/$defs/", "#/$defs/Partial")
-        return changed
-
-    result: dict[str, Any] = walk(deepcopy(schema))
-    return result
