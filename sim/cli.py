@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -15,6 +15,7 @@ import typer
 from sim import __version__
 
 if TYPE_CHECKING:
+    from sim.program.kernels import Work
     from sim.report.summary import RunSummary
     from sim.scenario.setup import Setup
 
@@ -36,14 +37,17 @@ app = typer.Typer(
 @contextmanager
 def answers_errors() -> Iterator[None]:
     """Errors of the user's input become text on stderr and exit code 2; Ctrl-C one line and 130; a bug one line and 1."""
+    from sim.cost.figures import CostError
+    from sim.hardware.mesh import MeshError
     from sim.report.errors import RunError
     from sim.scenario.problems import ScenarioError
+    from sim.units import UnitError
 
     try:
         yield
     except typer.Exit:
         raise
-    except (ScenarioError, RunError) as error:
+    except (ScenarioError, RunError, CostError, MeshError, UnitError) as error:
         stop(str(error))
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -189,6 +193,138 @@ def presets() -> None:
     from sim.report.console import make_console
 
     make_console().print(preset_table())
+
+
+@app.command()
+def profiles(
+    name: Annotated[str | None, typer.Argument(help="One profile: all its figures with label and source.")] = None,
+    only: Annotated[str, typer.Option("--only", help="Figures whose name starts with this, e.g. attention.")] = "",
+) -> None:
+    """List the cost profiles, or the figures of one.
+
+    Example: python -m sim profiles h100-sxm --only gemm
+    """
+    from sim.cost.listing import figure_rows, profile_rows
+    from sim.cost.profile import load_profile
+    from sim.report.console import make_console
+    from sim.report.costs import figure_table, profile_table
+
+    with answers_errors():
+        table = profile_table(profile_rows()) if name is None else figure_table(figure_rows(load_profile(name), only))
+        make_console().print(table)
+
+
+cost = typer.Typer(help="How long does one kernel, collective or copy take, and why?", no_args_is_help=True)
+app.add_typer(cost, name="cost")
+OnGpu = Annotated[str, typer.Option("--gpu", help="GPU by name or alias.")]
+WithProfile = Annotated[str | None, typer.Option("--profile", help="Cost profile (default: the GPU's own).")]
+Count = Annotated[int, typer.Argument(min=1)]
+OfDtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.")]
+
+
+@cost.command()
+def gemm(
+    m: Count,
+    n: Count,
+    k: Count,
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    dtype: OfDtype = "bf16",
+    gpu: OnGpu = "h100-sxm",
+    profile: WithProfile = None,
+) -> None:
+    """C[m, n] = A[m, k] B[k, n].
+
+    Example: python -m sim cost gemm 8192 4096 14336 --gpu h100-sxm
+    """
+    from sim.program.kernels import Gemm
+
+    _price_kernel(lambda: Gemm(m, n, k, dtype, batch), gpu, profile)
+
+
+@cost.command()
+def attention(
+    batch: Count, heads: Count, kv_heads: Count, seq_len: Count, head_dim: Count, backward: bool = False, causal: bool = True,
+    generation: str = "flash2", gpu: OnGpu = "h100-sxm", profile: WithProfile = None,
+) -> None:  # fmt: skip
+    """A fused attention kernel.
+
+    Example: python -m sim cost attention 1 32 8 8192 128 --backward
+    """
+    from sim.program.kernels import Attention
+
+    def work() -> Attention:
+        return Attention(batch, heads, kv_heads, seq_len, seq_len, head_dim, causal, backward, generation)
+
+    _price_kernel(work, gpu, profile)
+
+
+@cost.command()
+def memory(family: str, size: str, gpu: OnGpu = "h100-sxm", profile: WithProfile = None) -> None:
+    """A memory-bound kernel that moves SIZE bytes (reads and writes).
+
+    Example: python -m sim cost memory elementwise "192 MiB"
+    """
+    from sim.program.kernels import Memory
+    from sim.units import parse_bytes
+
+    _price_kernel(lambda: Memory(family, parse_bytes(size)), gpu, profile)
+
+
+@cost.command()
+def collective(
+    kind: str,
+    size: str,
+    ranks: Annotated[int, typer.Option(min=1)] = 8,
+    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
+    gpu: OnGpu = "h100-sxm",
+    profile: WithProfile = None,
+) -> None:
+    """A collective over RANKS GPUs; SIZE is the full buffer.
+
+    Example: python -m sim cost collective all_gather "416 MiB" --ranks 16
+    """
+    from typing import cast
+
+    from sim.cost.listing import ask_collective
+    from sim.hardware.mesh import Mesh
+    from sim.program.kernels import Collective, CollectiveKind
+    from sim.report.costs import transfer_table
+    from sim.report.questions import cost_of, print_table
+    from sim.units import parse_bytes
+
+    with answers_errors():
+        work = Collective(cast("CollectiveKind", kind), parse_bytes(size), "group", ranks)
+        placement = Mesh((("group", ranks),), gpus_per_node, ranks).span("group")
+        print_table(transfer_table(ask_collective(cost_of(gpu, profile), work, placement)))
+
+
+@cost.command()
+def copy(
+    size: str, to_host: bool = False, pinned: bool = True, gpu: OnGpu = "h100-sxm", profile: WithProfile = None
+) -> None:
+    """A copy between a GPU and its host.
+
+    Example: python -m sim cost copy "64 MiB" --to-host
+    """
+    from sim.cost.listing import ask_copy
+    from sim.report.costs import transfer_table
+    from sim.report.questions import cost_of, print_table
+    from sim.units import parse_bytes
+
+    with answers_errors():
+        model, size_bytes = cost_of(gpu, profile), parse_bytes(size)
+        print_table(
+            transfer_table(ask_copy(model, size_bytes, "device_to_host" if to_host else "host_to_device", pinned))
+        )
+
+
+def _price_kernel(work: Callable[[], Work], gpu: str, profile: str | None) -> None:
+    from sim.cost.listing import ask_kernel
+    from sim.report.costs import kernel_table
+    from sim.report.questions import cost_of, print_table
+
+    with answers_errors():
+        print_table(kernel_table(ask_kernel(cost_of(gpu, profile), work())))
 
 
 def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:

@@ -150,11 +150,26 @@ class CollectiveForm:
 
     def _protocol(self, kind: str, ranks: int, protocol: str) -> tuple[float, float]:
         """Latency in ns and bandwidth in bytes/s for `ranks` of one node: of the next larger number measured."""
-        kinds = self.figures.under("collective")
-        if kind not in kinds:
-            raise CostError(unknown("collective", kind, kinds, where=self.figures.owner))
-        root = f"collective.{kind}"
-        sizes = sorted(int(part[1:]) for part in self.figures.under(root))
-        size = next((s for s in sizes if s >= ranks), sizes[-1])
-        latency_us = self.figures[f"{root}.n{size}.{protocol}_us"]
-        return latency_us * 1e3, self.figures[f"{root}.n{size}.{protocol}_gb_per_s"] * 1e9
+        root = collective_root(self.figures, kind, ranks)
+        return self.figures[f"{root}.{protocol}_us"] * 1e3, self.figures[f"{root}.{protocol}_gb_per_s"] * 1e9
+
+
+def collective_root(figures: Figures, kind: str, ranks: int) -> str:
+    """Prefix of the figures for `ranks` of one node. Raises CostError for a kind without figures."""
+    kinds = figures.under("collective")
+    if kind not in kinds:
+        raise CostError(unknown("collective", kind, kinds, where=figures.owner))
+    root = f"collective.{kind}"
+    sizes = sorted(int(part[1:]) for part in figures.under(root))
+    return f"{root}.n{next((s for s in sizes if s >= ranks), sizes[-1])}"
+
+
+def figure_names(figures: Figures, work: Collective, placement: Placement, cost: CollectiveCost) -> tuple[str, str]:
+    """Names of the figures that decided the latency and the bandwidth of `cost`."""
+    parts = dict(cost.parts)
+    protocol, across = parts["protocol"], placement.nodes > 1
+    inside = "" if placement.ranks_per_node == 1 else collective_root(figures, work.kind, placement.ranks_per_node)
+    latency = f"inter_node.{protocol}.hop_us" if across else f"{inside}.{protocol}_us"
+    if across and parts["bound"] == "nic":
+        return latency, f"inter_node.{protocol}.nic_fraction"
+    return latency, f"{inside}.{protocol}_gb_per_s"

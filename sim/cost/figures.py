@@ -5,12 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import hypot
 from typing import Literal, get_args
 
 Label = Literal["measured", "published", "scaled", "assumed"]
 """measured: on the user's own device; published: from somebody's measurements of this GPU; scaled: published for
 another GPU and carried over by a stated rule; assumed: nobody's measurement."""
 LABELS: tuple[str, ...] = get_args(Label)
+
+SIGMA_BY_LABEL: Mapping[Label, float] = {"measured": 0.05, "published": 0.10, "scaled": 0.15, "assumed": 0.30}
+"""Relative uncertainty of a figure that states none. Assumed: sources of one GPU differ by 4-15 % on most sets of
+kernels and by 14-25 % on others (COSTS.md 1.3)."""
+CARRIED_SIGMA = 0.15
+"""What carrying a figure to another GPU adds, in quadrature: absolute rates transfer to about 15 % (COSTS.md 1.3)."""
+SINGLE_SOURCE = "single_source."
+"""Under this prefix a profile keeps what one source alone gives, where the figure used weighs several."""
 
 
 class CostError(ValueError):
@@ -19,12 +28,19 @@ class CostError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number. `source`: who measured it or why it is assumed; `error`: the fit error, where a fit was made."""
+    """One number. `source`: who measured it or why it is assumed; `error`: the fit error, median/p90 over held-out
+    points, where a fit was made; `sigma`: relative uncertainty, the spread between sources (None: by label)."""
 
     value: float
     label: Label
     source: str
     error: str = ""
+    sigma: float | None = None
+
+    @property
+    def relative_sigma(self) -> float:
+        """The stated uncertainty, else the label's."""
+        return SIGMA_BY_LABEL[self.label] if self.sigma is None else self.sigma
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,19 @@ class Figures:
         except KeyError:
             raise CostError(unknown("figure", name, self.by_name, where=self.owner)) from None
 
+    def get(self, name: str, default: float) -> float:
+        """Value of a figure that a profile may leave out."""
+        return self.by_name[name].value if name in self.by_name else default
+
+    def sigma(self, name: str) -> float:
+        """Relative uncertainty of a figure; 0 for one left out."""
+        return self.by_name[name].relative_sigma if name in self.by_name else 0.0
+
+    def single_source(self) -> Figures:
+        """These figures with those of a single source instead, where they differ."""
+        alone = {n.removeprefix(SINGLE_SOURCE): f for n, f in self.by_name.items() if n.startswith(SINGLE_SOURCE)}
+        return Figures(self.owner, {**self.by_name, **alone})
+
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
 
@@ -52,16 +81,25 @@ class Figures:
         start = prefix + "."
         return list(dict.fromkeys(n[len(start) :].split(".")[0] for n in self.by_name if n.startswith(start)))
 
-    def overlaid(self, owner: str, own: Mapping[str, Figure], was: str) -> Figures:
-        """These figures carried over from `was` to another GPU, with that one's `own` on top."""
-        carried = {name: carry(figure, was) for name, figure in self.by_name.items()}
+    def overlaid(self, owner: str, own: Mapping[str, Figure], was: str, added_sigma: float = CARRIED_SIGMA) -> Figures:
+        """These figures carried over from `was` to another GPU, with that one's `own` on top.
+
+        Figures of a single source stay behind: they are evidence about the GPU that was measured.
+        """
+        carried = {
+            name: carry(figure, was, added_sigma)
+            for name, figure in self.by_name.items()
+            if not name.startswith(SINGLE_SOURCE)
+        }
         return Figures(owner, {**carried, **own})
 
 
-def carry(figure: Figure, was: str) -> Figure:
-    """The figure as evidence about another GPU: published and measured become scaled; a fit error no longer holds."""
+def carry(figure: Figure, was: str, added_sigma: float = CARRIED_SIGMA) -> Figure:
+    """The figure as evidence about another GPU: published and measured become scaled, the uncertainty grows and a fit
+    error no longer holds."""
     label: Label = "assumed" if figure.label == "assumed" else "scaled"
-    return replace(figure, label=label, source=f"as {was}: {figure.source}", error="")
+    sigma = None if figure.sigma is None else round(hypot(figure.sigma, added_sigma), 3)
+    return replace(figure, label=label, source=f"as {was}: {figure.source}", error="", sigma=sigma)
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> str:

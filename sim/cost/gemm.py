@@ -7,7 +7,10 @@
     rate of one SM = E peak / SM * (1 + c (1/256 + 1/128)), so E is the rate at a tile of 256 x 128 and large K.
 
 Source: COSTS.md 1.1, fitted there to cuBLAS rows of ai-dynamo/aiconfigurator. `batch` multiplies the tile count (a
-strided-batched product fills the SMs with tiles of all its members); this is assumed, no batched row was fitted.
+strided-batched product fills the SMs with tiles of all its members): assumed, and scored in docs/profiles.md against
+batched rows that nothing was fitted to. Two factors on T_tensor: 1 / accumulate_rate where the product adds into its
+output (wgrad with fp32 accumulation is 4-5 % slower), and `misaligned_slowdown` where a batched 16-bit product has a
+side that is not a multiple of 8 elements, so that its rows are not 16-byte aligned (attention heads of odd size).
 """
 
 from __future__ import annotations
@@ -58,16 +61,22 @@ class GemmForm:
     k_overhead: float
     fixed_ns: float
     bandwidth_efficiency: float
+    accumulate_rate: float = 1.0
+    misaligned_slowdown: float = 1.0
 
     @classmethod
-    def of(cls, figures: Figures, gpu: Gpu) -> GemmForm:
+    def of(cls, figures: Figures, gpu: Gpu, dtype: str = "bf16") -> GemmForm:
+        """The form for products of `dtype`: fp8 has figures of its own where it was measured."""
+        root = gemm_root(figures, dtype)
         return cls(
             gpu=gpu,
-            efficiency=figures["gemm.efficiency"],
-            tile_edge_cost=figures["gemm.tile_edge_cost"],
-            k_overhead=figures["gemm.k_overhead"],
-            fixed_ns=figures["gemm.fixed_us"] * 1e3,
-            bandwidth_efficiency=figures["gemm.bandwidth_efficiency"],
+            efficiency=figures[f"{root}.efficiency"],
+            tile_edge_cost=figures[f"{root}.tile_edge_cost"],
+            k_overhead=figures[f"{root}.k_overhead"],
+            fixed_ns=figures[f"{root}.fixed_us"] * 1e3,
+            bandwidth_efficiency=figures[f"{root}.bandwidth_efficiency"],
+            accumulate_rate=figures.get("gemm.accumulate_rate", 1.0),
+            misaligned_slowdown=figures.get("gemm.misaligned_slowdown", 1.0),
         )
 
     def time(self, work: Gemm) -> GemmTime:
@@ -92,15 +101,31 @@ class GemmForm:
             fixed_ns=self.fixed_ns,
         )
 
+    def _sm_flops_per_ns(self, work: Gemm) -> float:
+        """Rate of one SM at a tile of 256 x 128 and large K."""
+        rate = self.efficiency * peak_flops_per_ns(self.gpu, work.dtype) / self.gpu.sms
+        if work.accumulate:
+            rate *= self.accumulate_rate
+        return rate / self.misaligned_slowdown if is_misaligned(work) else rate
+
     def _tiling_ns(self, work: Gemm, a: int, b: int, split: int, bytes_per_ns: float) -> float:
         c = self.tile_edge_cost
-        sm_flops_per_ns = self.efficiency * peak_flops_per_ns(self.gpu, work.dtype) / self.gpu.sms
-        sm_flops_per_ns *= 1 + c * (1 / 256 + 1 / 128)
+        sm_flops_per_ns = self._sm_flops_per_ns(work) * (1 + c * (1 / 256 + 1 / 128))
         tile_flops = 2 * a * b * (work.k / split + self.k_overhead) * (1 + c * (1 / a + 1 / b))
         ns = ceil(tile_count(work, a, b, split) / self.gpu.sms) * tile_flops / sm_flops_per_ns
         if split > 1:
             ns += SPLIT_BYTES_PER_OUTPUT * split * work.batch * work.m * work.n / bytes_per_ns
         return ns
+
+
+def gemm_root(figures: Figures, dtype: str) -> str:
+    """Prefix of the figures for products of `dtype`."""
+    return "gemm.fp8" if dtype == "fp8" and "gemm.fp8.efficiency" in figures else "gemm"
+
+
+def is_misaligned(work: Gemm) -> bool:
+    """A batched 16-bit product with a side that is not a multiple of 8 elements (16 bytes)."""
+    return work.batch > 1 and ITEM_BYTES[work.dtype] == 2 and any(side % 8 for side in (work.m, work.n, work.k))
 
 
 def tile_count(work: Gemm, tile_m: int, tile_n: int, split: int) -> int:

@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from sim.cost.attention import AttentionForm, AttentionTime
+from sim.cost.attention import AttentionForm, AttentionTime, attention_root
 from sim.cost.collective import CollectiveCost, CollectiveForm, Placement
 from sim.cost.copy import CopyCost, Direction, copy_cost
 from sim.cost.figures import Figure
-from sim.cost.gemm import GemmForm, GemmTime
+from sim.cost.gemm import GemmForm, GemmTime, gemm_root
 from sim.cost.gpu import Gpu
 from sim.cost.host import HostForm, load_framework
 from sim.cost.memory import MemoryForm, MemoryTime
 from sim.cost.overlap import ALONE, LEVELS, OverlapForm
-from sim.cost.profile import Profile, profile_for
+from sim.cost.profile import Profile, profile_for, with_gemm_efficiency
+from sim.cost.uncertainty import attention_sigma, collective_sigma, gemm_sigma, memory_sigma
 from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
 
 
@@ -55,13 +56,18 @@ class CostModel:
         profile_name: str | None = None,
         framework: str = "eager",
         network_bytes_per_s: float | None = None,
+        gemm_efficiency: float | None = None,
     ) -> CostModel:
         """The model for `gpu`. `profile_name` None: the profile of this GPU, or one assumed from its datasheet.
 
-        `network_bytes_per_s`: one GPU's line rate to other nodes, per direction (None: the usual node's). Raises
-        CostError (a ValueError) for a profile or framework that does not exist, listing those that do.
+        `network_bytes_per_s`: one GPU's line rate to other nodes, per direction (None: the usual node's).
+        `gemm_efficiency`: the fraction of the dense peak that large matrix products sustain on one's own card, power
+        limit and software (None: the profile's; its sigma says how far cards differ). Raises CostError (a ValueError)
+        for a profile or framework that does not exist, listing those that do.
         """
         profile = profile_for(gpu, profile_name)
+        if gemm_efficiency is not None:
+            profile = with_gemm_efficiency(profile, gemm_efficiency)
         return cls(
             gpu=gpu,
             profile=profile,
@@ -93,6 +99,30 @@ class CostModel:
         """Latency and flow of a copy between this GPU and its host."""
         return copy_cost(self.profile.figures, size_bytes, direction, pinned)
 
+    def uncertainty(self, work: Work) -> float:
+        """Relative sigma of the time of `work`, from the spread between sources; 0 where the duration is given.
+
+        It is shared by the kernels of a family, so over a step their errors add up: sum sigma * time by family.
+        """
+        if isinstance(work, Fixed):
+            return 0.0
+        figures, time = self.profile.figures, self._time(work)
+        if isinstance(work, Gemm) and isinstance(time, GemmTime):
+            return gemm_sigma(figures, work, time)
+        if isinstance(work, Attention) and isinstance(time, AttentionTime):
+            return attention_sigma(figures, work, time)
+        assert isinstance(work, Memory) and isinstance(time, MemoryTime)
+        return memory_sigma(figures, work, time)
+
+    def collective_uncertainty(self, collective: Collective, placement: Placement) -> float:
+        """Relative sigma of a collective's time alone."""
+        cost = self.collective(collective, placement)
+        return collective_sigma(self.profile.figures, collective, placement, cost)
+
+    def copy_uncertainty(self, direction: Direction) -> float:
+        """Relative sigma of a large copy's time."""
+        return self.profile.figures.sigma(f"copy.{direction}_gb_per_s")
+
     def launch_host_ns(self, kernel: Kernel) -> int:
         """Host time of launching `kernel`. The same for every kernel of a framework."""
         return self.host.launch_ns
@@ -119,7 +149,8 @@ class CostModel:
         time = self._time(work)
         parts = {f.name: getattr(time, f.name) for f in fields(time)}
         form, prefixes = self._form_name(work)
-        used = {n: f for n, f in self.profile.figures if n.startswith((*prefixes, "overlap."))}
+        prefixes = (*prefixes, "overlap.")
+        used = {n: f for n, f in self.profile.figures if n.rpartition(".")[0] + "." in prefixes}
         return Explanation(kernel.name, form, time.bound, parts, levels, used)
 
     def labels(self) -> Iterator[tuple[str, Figure]]:
@@ -131,16 +162,17 @@ class CostModel:
     def _time(self, work: Gemm | Attention | Memory) -> GemmTime | AttentionTime | MemoryTime:
         figures = self.profile.figures
         if isinstance(work, Gemm):
-            return GemmForm.of(figures, self.gpu).time(work)
+            return GemmForm.of(figures, self.gpu, work.dtype).time(work)
         if isinstance(work, Attention):
             return AttentionForm.of(figures, self.gpu, work).time(work)
         return MemoryForm.of(figures, self.gpu, work.family).time(work)
 
-    @staticmethod
-    def _form_name(work: Gemm | Attention | Memory) -> tuple[str, tuple[str, ...]]:
-        """A form's name and the figures that it reads, by prefix."""
+    def _form_name(self, work: Gemm | Attention | Memory) -> tuple[str, tuple[str, ...]]:
+        """A form's name and the groups of figures that it reads."""
+        figures = self.profile.figures
         if isinstance(work, Gemm):
-            return "gemm", ("gemm.",)
+            return "gemm", (f"{gemm_root(figures, work.dtype)}.",)
         if isinstance(work, Attention):
-            return "attention", (f"attention.{work.generation}.", "gemm.bandwidth_efficiency")
+            root, head_dim = attention_root(figures, work)
+            return "attention", (f"{root}.", f"{root}.d{head_dim}.")
         return f"memory: {work.family}", (f"memory.{work.family}.",)

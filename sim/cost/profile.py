@@ -1,7 +1,10 @@
 """Cost profiles: one YAML file per GPU in `profiles/`, each number with label and source.
 
-A file may say `like: <profile>`: it then carries over that profile's figures, labelled scaled, under its own. A GPU
-without a file gets the figures of the nearest generation (`assumed_profile`).
+A file may say `like: <profile>`: it then carries over that profile's figures, labelled scaled, under its own.
+`scaled_by: {gpu_link: x, host_link: y}` beside it states the ratio of the datasheets' link bandwidths: bandwidths of
+collectives and sends inside a node are multiplied by x, those of host copies by y; `like_sigma` is the uncertainty
+that carrying over adds. A GPU without a file gets the figures of the nearest generation (`assumed_profile`). The
+files are written by `calibration.fit`.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from typing import Any, cast
 
 from ruamel.yaml import YAML
 
-from sim.cost.figures import LABELS, CostError, Figure, Figures, Label, carry, unknown
+from sim.cost.figures import CARRIED_SIGMA, LABELS, CostError, Figure, Figures, Label, carry, unknown
 from sim.cost.gpu import Gpu, fabric_bytes_per_s, tensor_peak_flops_per_ns
 
-EVIDENCE = ("label", "source", "error")
-NOTHING: Mapping[str, str] = MappingProxyType({})
+EVIDENCE = ("label", "source", "error", "sigma")
+HEADER = ("description", "gpus", "like", "like_sigma", "scaled_by")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
+GIVEN_SIGMA = 0.04
+"""Of a GEMM rate measured by the user: shapes differ by 4-6 % once the rate is right (COSTS.md 1.3)."""
 HOPPER_FLOPS_PER_S = 700e12
 """Dense 16-bit peak from which a GPU without a profile is taken for Hopper or later (H100 PCIe: 756, MI250X: 383)."""
 
@@ -46,12 +52,24 @@ def load_profile(name: str) -> Profile:
     if name not in profile_names():
         raise CostError(unknown("cost profile", name, profile_names()))
     document = read_yaml(f"profiles/{name}.yaml")
-    own = dict(flatten(name, {k: v for k, v in document.items() if k not in ("description", "gpus", "like")}))
+    own = dict(flatten(name, {k: v for k, v in document.items() if k not in HEADER}))
+    figures = Figures(name, own)
     if "like" in document:
-        figures = load_profile(document["like"]).figures.overlaid(name, own, was=document["like"])
-    else:
-        figures = Figures(name, own)
+        base, ratio = load_profile(document["like"]), document.get("scaled_by", {})
+        links = scaled_links(base, ratio.get("gpu_link", 1), ratio.get("host_link", 1))
+        added = float(document.get("like_sigma", CARRIED_SIGMA))
+        figures = base.figures.overlaid(name, {**links, **own}, was=base.name, added_sigma=added)
     return Profile(name, document["description"], tuple(document["gpus"]), figures)
+
+
+def with_gemm_efficiency(profile: Profile, efficiency: float) -> Profile:
+    """The profile with a GEMM rate of one's own: `efficiency` is the fraction of the dense peak that a large product
+    sustains. Raises CostError unless 0 < efficiency <= 1."""
+    if not 0 < efficiency <= 1:
+        raise CostError(f"GEMM efficiency {efficiency:g}: a fraction of the dense peak is expected, 0 to 1")
+    own = Figure(efficiency, "measured", "given by the user", sigma=GIVEN_SIGMA)
+    figures = Figures(profile.name, {**profile.figures.by_name, "gemm.efficiency": own})
+    return replace(profile, figures=figures)
 
 
 def profile_for(gpu: Gpu, name: str | None = None) -> Profile:
@@ -76,10 +94,10 @@ def assumed_profile(gpu: Gpu) -> Profile:
     """A profile for a GPU without a file, from its datasheet.
 
     Rule: fractions of peak (matrix products, attention, memory), fixed times and tile costs are those of the H100 from
-    a 16-bit peak of 700 TFLOP/s on, else of the A100; the fraction for matrix products is the GPU's own where
-    `gemm_rates.yaml` has one; bandwidths of collectives and sends inside a node scale with what joins its GPUs,
-    those of host copies with the host link. The dependence on shapes transfers between GPUs (4-6 % after one number
-    per GPU), absolute rates do not (15-30 %; COSTS.md 1.3): one measured GEMM rate removes most of that error.
+    a 16-bit peak of 700 TFLOP/s on, else of the A100; bandwidths of collectives and sends inside a node scale with
+    what joins its GPUs, those of host copies with the host link. The dependence on shapes transfers between GPUs
+    (4-6 % after one number per GPU), absolute rates do not (15-30 %; COSTS.md 1.3): one measured GEMM rate removes
+    most of that error.
     """
     base = load_profile("h100-sxm" if tensor_peak_flops_per_ns(gpu) * 1e9 >= HOPPER_FLOPS_PER_S else "a100-sxm-80")
     fabric = fabric_bytes_per_s(gpu) / (base.figures["link.gpu_gb_per_s"] * 1e9)
@@ -88,16 +106,22 @@ def assumed_profile(gpu: Gpu) -> Profile:
         "link.gpu_gb_per_s": Figure(fabric_bytes_per_s(gpu) / 1e9, "published", "datasheet, one direction"),
         "link.host_gb_per_s": Figure(gpu.host_link_bytes_per_s / 1e9, "published", "datasheet, one direction"),
     }
-    for name, figure in base.figures:
-        if name.startswith(("collective.", "p2p.")) and name.endswith("_gb_per_s"):
-            own[name] = scale(figure, fabric, f"{base.name} x link bandwidth")
-        elif name.startswith("copy.") and name.endswith("_gb_per_s"):
-            own[name] = scale(figure, host, f"{base.name} x host link bandwidth")
-    own.update(dict(flatten("gemm_rates", {"gemm": read_yaml("gemm_rates.yaml").get(gpu.name, {})})))
+    own.update(scaled_links(base, fabric, host))
     description = f"No profile of {gpu.name}: fractions of peak as {base.name}, peaks and links from the datasheet."
     return Profile(
         assumed_name(gpu), description, (gpu.name,), base.figures.overlaid(assumed_name(gpu), own, base.name)
     )
+
+
+def scaled_links(base: Profile, gpu_link: float, host_link: float) -> dict[str, Figure]:
+    """Link bandwidths of `base` for a GPU whose datasheet has `gpu_link` and `host_link` times its link bandwidths."""
+    scaled = {}
+    for name, figure in base.figures:
+        if name.startswith(("collective.", "p2p.")) and name.endswith("_gb_per_s") and gpu_link != 1:
+            scaled[name] = scale(figure, gpu_link, f"{base.name} x link bandwidth")
+        elif name.startswith("copy.") and name.endswith("_gb_per_s") and host_link != 1:
+            scaled[name] = scale(figure, host_link, f"{base.name} x host link bandwidth")
+    return scaled
 
 
 def scale(figure: Figure, factor: float, rule: str) -> Figure:
@@ -113,12 +137,13 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 
 def flatten(
-    owner: str, group: Mapping[str, Any], prefix: str = "", shared: Mapping[str, str] = NOTHING
+    owner: str, group: Mapping[str, Any], prefix: str = "", shared: Mapping[str, Any] = NOTHING
 ) -> Iterator[tuple[str, Figure]]:
     """Figures of a nested mapping under dotted names.
 
-    A leaf is a number, or {value, label, source, error}; what it leaves out is said once by a group around it. A leaf
-    with its own source does not inherit a fit error. Raises CostError for a leaf without value, label or source.
+    A leaf is a number, or {value, label, source, error, sigma}; what it leaves out is said once by a group around it.
+    A leaf with its own source inherits neither fit error nor sigma. Raises CostError for a leaf without value, label
+    or source.
     """
     shared = {**shared, **{key: group[key] for key in EVIDENCE if key in group}}
     for key, entry in group.items():
@@ -129,14 +154,17 @@ def flatten(
             yield from flatten(owner, entry, f"{name}.", shared)
             continue
         leaf = dict(entry) if isinstance(entry, Mapping) else {"value": entry}
-        inherited = {k: v for k, v in shared.items() if k != "error" or "source" not in leaf}
+        own_source = "source" in leaf
+        inherited = {k: v for k, v in shared.items() if not (own_source and k in ("error", "sigma"))}
         yield name, read_figure(f"{owner}: {name}", {**inherited, **leaf})
 
 
 def read_figure(place: str, leaf: Mapping[str, Any]) -> Figure:
     """A figure from its mapping; `place` starts the message of the CostError."""
     complete = {"value", "label", "source"} <= set(leaf) <= {"value", *EVIDENCE}
-    if not complete or leaf["label"] not in LABELS or not isinstance(leaf["value"], int | float):
-        raise CostError(f"{place}: a number with label ({', '.join(LABELS)}) and source is expected, and perhaps error")
+    numbers = [leaf.get("value"), leaf.get("sigma", 0)]
+    if not complete or leaf["label"] not in LABELS or not all(isinstance(number, int | float) for number in numbers):
+        known = ", ".join(LABELS)
+        raise CostError(f"{place}: a number with label ({known}) and source is expected, and perhaps error and sigma")
     label = cast(Label, leaf["label"])
-    return Figure(float(leaf["value"]), label, leaf["source"], leaf.get("error", ""))
+    return Figure(float(leaf["value"]), label, leaf["source"], leaf.get("error", ""), leaf.get("sigma"))

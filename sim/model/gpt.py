@@ -47,29 +47,40 @@ class GptBlock(Module):
 class Gpt(LanguageModel):
     """Token and position embeddings, blocks, final norm, head (tied or not)."""
 
+    first_parts = ("wte", "wpe")
+    last_parts = ("lnf", "head")
+    wte: Embedding | None
+    wpe: Embedding | None
+    lnf: LayerNorm | None
+    head: Linear | None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.wte = Embedding(config.vocab, config.hidden)
+        embedding = self.wte = Embedding(config.vocab, config.hidden)
         self.wpe = Embedding(config.max_positions, config.hidden)
         self.layers = ModuleList([GptBlock(config) for _ in range(config.layers)])
         self.lnf = LayerNorm(config.hidden)
-        self.head = Linear(config.hidden, config.vocab)
+        head = self.head = Linear(config.hidden, config.vocab)
         if config.tied_embeddings:
-            self.head.weight = self.wte.weight
+            head.weight = embedding.weight
         self.name_paths()
 
     def _residual_stream(self, tokens: Tensor) -> Tensor:
-        x = self.wte(tokens) + self.wpe(F.empty((tokens.shape[1],), "int64"))
+        x = tokens
+        if self.wte is not None and self.wpe is not None:
+            x = self.wte(tokens) + self.wpe(F.empty((tokens.shape[1],), "int64"))
         for layer in self.layers:
             x = layer(x)
         return x
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
+    def final_hidden(self, tokens: Tensor) -> Tensor:
+        assert self.lnf is not None
         return self.lnf(self._residual_stream(tokens))
 
     def project(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None
         return self.head(hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self._residual_stream(tokens)  # a local until the head has run
-        return self.head(self.lnf(x))
+        return x if self.head is None or self.lnf is None else self.head(self.lnf(x))

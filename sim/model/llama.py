@@ -119,14 +119,21 @@ class TitanBlock(Module):
 class TitanLlama(LanguageModel):
     """`layers` may be replaced by wrappers; `run_layers` is how they are called (segments replace it)."""
 
+    first_parts = ("tok_embeddings",)
+    last_parts = ("norm", "output")
+    tok_embeddings: Embedding | None
+    norm: Module | None
+    output: Linear | None
+    returns_logits = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.tok_embeddings = Embedding(config.vocab, config.hidden)
+        embedding = self.tok_embeddings = Embedding(config.vocab, config.hidden)
         self.layers = ModuleList([TitanBlock(config) for _ in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
-        self.output = Linear(config.hidden, config.vocab)
+        output = self.output = Linear(config.hidden, config.vocab)
         if config.tied_embeddings:
-            self.output.weight = self.tok_embeddings.weight
+            output.weight = embedding.weight
         self.name_paths()
 
     rope: Tensor
@@ -135,18 +142,28 @@ class TitanLlama(LanguageModel):
         """The RoPE cache on the device, by the operators that make it."""
         self.rope = rope_cache(self.config, seq_len)
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
-        h = self.tok_embeddings(tokens)
+    def _residual_stream(self, tokens: Tensor) -> Tensor:
+        h = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers:
             h = layer(h, self.rope)
-        return self.norm(h)
+        return h
+
+    def final_hidden(self, tokens: Tensor) -> Tensor:
+        assert self.norm is not None
+        h = self._residual_stream(tokens)
+        h = self.norm(h)
+        return h
 
     def project(self, hidden: Tensor) -> Tensor:
+        assert self.output is not None
         logits = self.output(hidden)
         return logits.float() if self.config.logits == "model_upcast" else logits
 
     def forward(self, tokens: Tensor) -> Tensor:
-        h = self.hidden_states(tokens)
+        h = self._residual_stream(tokens)
+        if self.norm is None or self.output is None:
+            return h
+        h = self.norm(h)
         return self.project(h)
 
 

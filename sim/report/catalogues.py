@@ -13,7 +13,7 @@ from sim.units import format_bandwidth, format_bytes, format_compute
 
 def gpu_table() -> Table:
     """The catalogue of GPUs; every spelling in the last column is understood too."""
-    table = _table("gpu", "usable", "16-bit peak", "memory", "GPU link", "also called")
+    table = plain_table("gpu", "usable", "16-bit peak", "memory", "GPU link", "also called")
     for name in gpu_names():
         gpu = find_gpu(name)
         peaks = dict(gpu.peaks)
@@ -31,7 +31,7 @@ def gpu_table() -> Table:
 
 def preset_table() -> Table:
     """The presets with their published shapes, and whose code can be imitated (the first is the default)."""
-    table = _table("preset", "parameters", "layers", "hidden", "heads", "vocabulary", "implementations")
+    table = plain_table("preset", "parameters", "layers", "hidden", "heads", "vocabulary", "implementations")
     for name in preset_names():
         shapes = preset_shapes(name)
         model = build_model(name, shapes)
@@ -47,7 +47,7 @@ def preset_table() -> Table:
     return table
 
 
-def _table(*headings: str) -> Table:
+def plain_table(*headings: str) -> Table:
     """Names left, figures right, the last column (words) left."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):

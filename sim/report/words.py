@@ -24,5 +24,12 @@ def duration_of(seconds: float | None) -> str:
     return NOTHING if seconds is None else format_duration(seconds * 1e9)
 
 
+def duration_with_range(seconds: float | None, relative_sigma: float | None) -> str:
+    """935 ms ±6%: the range that the sources of the cost profile leave."""
+    if not relative_sigma:
+        return duration_of(seconds)
+    return f"{duration_of(seconds)} ±{relative_sigma * 100:.0f}%"
+
+
 def whole(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"

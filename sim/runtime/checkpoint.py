@@ -60,14 +60,14 @@ class _Frame:
             if tensor.requires_grad:
                 tensor.storage.belongs_to(Owner.CHECKPOINT)
         self.inputs = [SavedTensor(tape, tensor) for tensor in inputs]
-        self.tracked = [tensor.requires_grad for tensor in inputs]
+        self.origins = [(tensor.requires_grad, tensor.node, tensor.output_index) for tensor in inputs]
 
-    def unpack_inputs(self) -> list[Any]:
-        """What hooks give back (a recomputed or copied tensor) needs a gradient again, as the saved one did."""
-        inputs = [saved.unpack() for saved in self.inputs]
-        for tensor, tracked in zip(inputs, self.tracked):
-            tensor.requires_grad = tracked
-        return inputs
+    def unpack_inputs(self) -> list[Tensor]:
+        """The inputs, each with its place in the first run's graph (SavedVariable::unpack), wherever a hook kept it."""
+        tensors = [saved.unpack() for saved in self.inputs]
+        for tensor, (requires_grad, node, index) in zip(tensors, self.origins):
+            tensor.requires_grad, tensor.node, tensor.output_index = requires_grad, node, index
+        return tensors
 
 
 class _ForwardHook:

@@ -30,8 +30,8 @@ class _Run:
         self.inputs: list[Tensor] = []
         self.again: Tensor | None = None
 
-    def recompute(self) -> None:
-        """The hook: what was thrown away has its bytes again."""
+    def recompute(self, gradients: Gradients) -> None:
+        """The hook on a gradient: what was thrown away has its bytes again."""
         tape, output = self.tape, self.output
         assert output is not None
         node = output.node

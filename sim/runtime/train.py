@@ -25,6 +25,7 @@ from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
+from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_fsdp, mark_repeats, offload_inputs
 from sim.scenario.setup import Optimizer, Setup
 
@@ -37,15 +38,21 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, st
     `stamps`: record layers that are alike once (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
-    recorder = Recorder(fail_at)
-    run = TrainingRun(setup, recorder)
-    run.tape.stamps = stamps and fail_at is None and _stampable(setup)
+    stamps = stamps and fail_at is None and _stampable(setup)
+    return recorded(TrainingRun(setup, Recorder(fail_at)), steps, stamps)
+
+
+def recorded(run: TrainingRun, steps: int, stamps: bool) -> Program:
+    """The program of a run of `steps` steps, or until its recorder refuses an allocation."""
+    recorder = run.recorder
+    run.tape.stamps = stamps
     with interpret(run.tape):
         try:
             run.initialize()
             for number in range(steps):
                 run.step(number)
-        except OutOfMemory:  # the traceback keeps every Python frame's locals until this clause ends
+        except OutOfMemory as error:
+            unwind(error.__traceback__)
             recorder.mark("oom")
     program = recorder.program()
     run.finish()
@@ -59,7 +66,8 @@ class TrainingRun:
     (with the loss the graph survives), as in a script that catches the error around its loop.
     """
 
-    def __init__(self, setup: Setup, recorder: Recorder) -> None:
+    def __init__(self, setup: Setup, recorder: Recorder, models: list[LanguageModel] | None = None) -> None:
+        """`models`: the stages that a rank of a pipeline holds. Default: the whole model."""
         assert isinstance(setup.model, ModelConfig)
         self.setup = setup
         self.trains = setup.mode == "train"
@@ -68,12 +76,14 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.model: LanguageModel = build_model(self.config)
-        self.slots = list(self.model.named_parameters())  # as the optimizer sees them, whatever wraps the layers
-        self.tensors = list(self.model.named_tensors())
+        self.models = models or [build_model(self.config)]
+        self.model: LanguageModel = self.models[0]
+        # as the optimizer sees them, whatever wraps the layers
+        self.slots = [named for model in self.models for named in model.named_parameters()]
+        self.tensors = [named for model in self.models for named in model.named_tensors()]
         for name, slot in self.slots:
             slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
-        self.communication: Communication | None = None
+        self.communications: list[Communication] = []
         self.parameters: list[Tensor] = []
         self.optimizer: StepOptimizer | None = None
         self.in_backward: InBackward | None = None
@@ -85,15 +95,16 @@ class TrainingRun:
     # -- set-up ------------------------------------------------------------------------------------------------
     def initialize(self) -> None:
         """Wrap, shard, and put the parameters (and buffers) on the device."""
-        setup, tape, model = self.setup, self.tape, self.model
-        blocks = list(layers_of(model))
-        outer = apply_checkpoint(tape, model, setup.checkpoint)
-        if setup.fsdp is not None:
-            self.communication = apply_fsdp(tape, model, [slot for _, slot in self.slots], blocks, outer, setup)
-        if setup.offload == "checkpoint_inputs":
-            offload_inputs(tape, model)
-        else:
-            mark_repeats(model)
+        setup, tape = self.setup, self.tape
+        for number, model in enumerate(self.models):
+            blocks = list(layers_of(model))
+            outer = apply_checkpoint(tape, model, setup.checkpoint)
+            if setup.fsdp is not None:
+                self.communications.append(apply_fsdp(tape, model, model.parameters(), blocks, outer, setup))
+            if setup.offload == "checkpoint_inputs":
+                offload_inputs(tape, model)
+            else:
+                mark_repeats(model, setup.pipeline is not None, number << 16)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
@@ -111,9 +122,8 @@ class TrainingRun:
     def _place_parameters(self) -> None:
         """One block per parameter and buffer, in the order of module.to."""
         dtype = self.setup.precision.parameters
-        sharded: dict[int, ShardedParameter] = {}
-        if self.communication is not None:
-            sharded = {id(p.slot): p for unit in self.communication.units for p in unit.group.parameters}
+        units = (unit for communication in self.communications for unit in communication.units)
+        sharded: dict[int, ShardedParameter] = {id(p.slot): p for unit in units for p in unit.group.parameters}
         for name, slot in self.tensors:
             self.recorder.at(Phase.INIT, name.rpartition(".")[0])
             if isinstance(slot, Buffer):
@@ -132,10 +142,12 @@ class TrainingRun:
 
     def _place_buffers(self) -> None:
         """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
-        model, config = self.model, self.config
-        if not isinstance(model, TitanLlama):
-            return
-        seq_len = self.setup.batch.seq_len
+        for model in self.models:
+            if isinstance(model, TitanLlama):
+                self._place_rope(model)
+
+    def _place_rope(self, model: TitanLlama) -> None:
+        config, seq_len = self.config, self.setup.batch.seq_len
         offloaded = self.setup.fsdp is not None and self.setup.fsdp.cpu_offload
         placeholder = None
         if not offloaded:
@@ -175,13 +187,23 @@ class TrainingRun:
         mark(f"s{number}.end")
 
     def _forward(self) -> None:
-        """Forward and loss under the strategy's contexts. nanoGPT computes the loss in its own forward, so its logits
-        are no variable of the script; other scripts drop them after the loss unless they keep them."""
-        tape, config, setup = self.tape, self.config, self.setup
-        with self._autocast(), self._offload(), tape.grad_mode(setup.mode != "no_grad"):
-            assert self.tokens is not None and self.targets is not None
-            with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                loss, logits = self.model.compute_loss(self.tokens, self.targets)
+        """Forward and loss under the strategy's contexts. Logits that the model returns are a variable of the script,
+        which it drops after the loss unless it keeps them."""
+        tape, model, config = self.tape, self.model, self.config
+        assert self.tokens is not None and self.targets is not None
+        with (
+            self._autocast(),
+            self._offload(),
+            tape.grad_mode(self.setup.mode != "no_grad"),
+            tape.phase(Phase.FORWARD, Owner.ACTIVATION),
+        ):
+            if model.returns_logits and config.loss_chunks == 1:
+                self.logits = model(self.tokens)
+                with tape.computing_loss(self.logits):
+                    self.loss = Tensor.of(model.loss(self.logits, self.targets))
+                self.logits = self.logits if config.keep_logits else None
+            else:
+                loss, logits = model.compute_loss(self.tokens, self.targets)
                 self.loss, self.logits = Tensor.of(loss), logits if config.keep_logits else None
 
     def _optimize(self, number: int) -> None:
@@ -193,7 +215,8 @@ class TrainingRun:
             optimizer.prepare()
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
-                clip_grad_norm(tape, optimizer.clipped, setup.fsdp.degree if setup.fsdp is not None else 1)
+                shard_ranks = setup.fsdp.degree if setup.fsdp is not None else 1
+                clip_grad_norm(tape, optimizer.clipped, shard_ranks, self._norm_is_summed)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
@@ -203,13 +226,16 @@ class TrainingRun:
             mark(f"s{number}.zero")
 
     # -- parts -------------------------------------------------------------------------------------------------
-    def _load_data(self) -> None:
+    def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (self.setup.batch.micro_batch, self.setup.batch.seq_len)
+        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.batch.seq_len)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")
             self.targets = self.tape.empty(shape, "int64")
+
+    def _norm_is_summed(self) -> None:
+        """A pipeline's stages add up their squared norms here."""
 
     def _zero_grad(self) -> None:
         assert self.optimizer is not None
@@ -218,9 +244,10 @@ class TrainingRun:
 
     def _set_gradient_sync(self, last: bool) -> None:
         fsdp = self.setup.fsdp
-        if self.communication is not None and fsdp is not None and fsdp.gradient_sync == "last":
-            for unit in self.communication.units:
-                unit.reduces = last
+        if fsdp is not None and fsdp.gradient_sync == "last":
+            for communication in self.communications:
+                for unit in communication.units:
+                    unit.reduces = last
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
@@ -241,9 +268,10 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
-        for unit in self.communication.units if self.communication is not None else []:
-            for module in unit.modules:
-                module.hooks = None
+        for communication in self.communications:
+            for unit in communication.units:
+                for module in unit.modules:
+                    module.hooks = None
 
 
 def _stampable(setup: Setup) -> bool:

@@ -6,8 +6,8 @@ from math import prod
 
 from sim.model.config import ChainConfig, ModelConfig
 from sim.model.parts import discardable_of, parts_of
+from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.document import Document, Path
-from sim.scenario.schema import CheckpointSection, RegionSection
 
 AnyModel = ModelConfig | ChainConfig
 

@@ -101,6 +101,23 @@ BytesPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_bytes, "16 Mi
 DurationPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_duration, "20 us")]
 
 
+def _placement(value: Any) -> str | tuple[int, ...]:
+    if value == "balanced":
+        return "balanced"
+    if isinstance(value, list) and value and all(type(count) is int and count > 0 for count in value):
+        return tuple(value)
+    raise ValueError("balanced, or a list of layers per stage, e.g. [7, 9, 9, 7], is expected")
+
+
+Placement = Annotated[
+    str | tuple[int, ...],
+    BeforeValidator(_placement),
+    _schema(
+        anyOf=[{"const": "balanced"}, {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}]
+    ),
+]
+
+
 def _reshard(value: Any) -> str | int:
     if value == "torchtitan" or isinstance(value, bool) or (type(value) is int and value > 1):
         return value  # type: ignore[no-any-return]
@@ -143,6 +160,11 @@ Momentum = Annotated[
     float,
     _number("a number from 0 to below 1", lambda value: 0 <= value < 1),
     _schema(type="number", minimum=0, exclusiveMaximum=1),
+]
+Share = Annotated[
+    float,
+    _number("a share above 0 and at most 1, e.g. 0.7,", lambda value: 0 < value <= 1),
+    _schema(type="number", exclusiveMinimum=0, maximum=1),
 ]
 PositiveNumber = Annotated[
     float, _number("a number above 0", lambda value: value > 0), _schema(type="number", exclusiveMinimum=0)

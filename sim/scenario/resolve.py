@@ -18,6 +18,7 @@ from sim.model.catalogue import (
 )
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.chain import resolve_chain
+from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.consistency import (
     check_allocator,
@@ -26,20 +27,22 @@ from sim.scenario.consistency import (
     check_mode,
     check_optimizer,
     check_precision,
+    check_under_pipeline,
 )
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
+from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.schema import (
     BatchSection,
-    CheckpointSection,
     ClusterSection,
     FsdpSection,
     HostSection,
     ModelSection,
     OptimizerSection,
+    ParallelSection,
+    PipelineSection,
     PrecisionSection,
-    RegionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Region, Scenario, Setup
@@ -71,12 +74,13 @@ def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
 def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     """One strategy, or None with problems noted on the document; as much as possible is checked in any case."""
     is_chain = isinstance(document.value(("model", "chain")), dict)
-    parallel = sections.get("parallel")
-    fsdp: FsdpSection | None = parallel.fsdp if parallel else None
+    parallel = sections.get("parallel") or ParallelSection()
+    fsdp: FsdpSection | None = parallel.fsdp
+    pipeline: PipelineSection | None = parallel.pipeline
     model = _model(document, sections)
-    cluster = _cluster(document, sections, fsdp, is_chain)
+    cluster = _cluster(document, sections, fsdp is None and pipeline is None, is_chain)
     batch = _batch(document, sections, is_chain)
-    mesh = _mesh(document, fsdp, cluster) if cluster and sections.whole("cluster", "parallel") else None
+    mesh = _mesh(document, fsdp, pipeline, cluster) if cluster and sections.whole("cluster", "parallel") else None
     checkpoint: CheckpointSection | None = sections.get("checkpoint")
     precision: PrecisionSection | None = sections.get("precision")
     if fsdp:
@@ -88,6 +92,12 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     check_mode(document, sections.get("mode") or "train", checkpoint, model)
     if optimizer := sections.get("optimizer"):
         check_optimizer(document, optimizer, batch, precision, fsdp)
+    stages = None
+    if pipeline and model and batch and sections.whole("parallel"):
+        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
+    if pipeline:
+        mode = sections.get("mode") or "train"
+        check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -109,6 +119,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
         mode=sections.get("mode"),
+        pipeline=stages,
+        gemm_efficiency=sections.get("gemm_efficiency"),
     )
 
 
@@ -166,7 +178,7 @@ def _beside(document: Document, config: str) -> FilePath:
     return folder / os.path.expanduser(config)
 
 
-def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, is_chain: bool) -> Cluster | None:
+def _cluster(document: Document, sections: Sections, unshared: bool, is_chain: bool) -> Cluster | None:
     if "cluster" not in sections.by_name:
         return None
     section: ClusterSection | None = sections.get("cluster")
@@ -180,7 +192,7 @@ def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, i
     except UnknownGpu:
         document.problem(("cluster", "gpu"), "", allowed=gpu_names())
         return None
-    alone = fsdp is None and section.nodes == 1
+    alone = unshared and section.nodes == 1
     return make_cluster(
         gpu,
         gpus_per_node=section.gpus_per_node or (1 if alone else None),
@@ -203,14 +215,16 @@ def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSecti
     return batch
 
 
-def _mesh(document: Document, fsdp: FsdpSection | None, cluster: Cluster) -> Mesh | None:
-    if fsdp is None and cluster.gpus > 1:
+def _mesh(
+    document: Document, fsdp: FsdpSection | None, pipeline: PipelineSection | None, cluster: Cluster
+) -> Mesh | None:
+    if fsdp is None and pipeline is None and cluster.gpus > 1:
         advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
         document.problem(("parallel",), advice, show=False)
         return None
-    dimensions = []
+    dimensions = [] if pipeline is None else [("pp", pipeline.degree)]
     if fsdp is not None:
-        dimensions = [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
+        dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
         dimensions.append(("fsdp", fsdp.degree))
     try:
         return Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)

@@ -13,6 +13,7 @@ from sim.program.kernels import Collective, CollectiveKind
 from tests.unit.cost_fixtures import A100, H100, FakeGpu, Group, measured
 
 FORM = CollectiveForm.of(load_profile("h100-sxm").figures, H100)
+FIGURES = load_profile("h100-sxm").figures
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 
 
@@ -20,33 +21,44 @@ def collective(kind: CollectiveKind, size_bytes: int, ranks: int) -> Collective:
     return Collective(kind, size_bytes, "fsdp", ranks)
 
 
+def protocol(kind: str, name: str, ranks: int = 8) -> tuple[float, float]:
+    """Latency in ns and bandwidth in bytes/ns of the H100 profile."""
+    root = f"collective.{kind}.n{ranks}.{name}"
+    return FIGURES[f"{root}_us"] * 1e3, FIGURES[f"{root}_gb_per_s"]
+
+
 def test_a_small_all_gather_takes_the_low_latency_protocol() -> None:
-    cost = FORM.cost(collective("all_gather", 1 << 20, 8), Group(8))
-    assert cost.latency_ns == 11_000
-    assert cost.bytes == (1 << 20) * 7 // 8
-    assert cost.alone_ns == pytest.approx(11_000 + (1 << 20) * 7 / 8 / 151, rel=1e-12)
+    latency_ns, bandwidth = protocol("all_gather", "low_latency")
+    cost = FORM.cost(collective("all_gather", 1 << 19, 8), Group(8))
+    assert cost.latency_ns == round(latency_ns)
+    assert cost.bytes == (1 << 19) * 7 // 8
+    assert cost.alone_ns == pytest.approx(latency_ns + (1 << 19) * 7 / 8 / bandwidth, rel=1e-12)
     assert dict(cost.parts)["protocol"] == "low_latency"
 
 
 def test_a_large_all_gather_takes_the_bandwidth_protocol() -> None:
+    latency_ns, bandwidth = protocol("all_gather", "bandwidth")
     cost = FORM.cost(collective("all_gather", 1 << 30, 8), Group(8))
-    assert (cost.latency_ns, cost.cap_bytes_per_s) == (22_000, 317e9)
-    assert cost.alone_ns == pytest.approx(22_000 + (1 << 30) * 7 / 8 / 317, rel=1e-12)
+    assert (cost.latency_ns, cost.cap_bytes_per_s) == (round(latency_ns), bandwidth * 1e9)
+    assert cost.alone_ns == pytest.approx(latency_ns + (1 << 30) * 7 / 8 / bandwidth, rel=1e-12)
     assert dict(cost.parts)["protocol"] == "bandwidth"
 
 
 def test_the_faster_protocol_is_chosen_at_every_size() -> None:
+    lines = [protocol("reduce_scatter", name) for name in ("low_latency", "bandwidth")]
     for size_bytes in (512 << i for i in range(21)):
         wire = size_bytes * 7 / 8
-        by_hand = min(11_000 + wire / 221, 26_000 + wire / 338)
+        by_hand = min(latency_ns + wire / bandwidth for latency_ns, bandwidth in lines)
         assert FORM.cost(collective("reduce_scatter", size_bytes, 8), Group(8)).alone_ns == pytest.approx(by_hand)
 
 
 def test_an_all_reduce_in_the_switch_asks_no_more_than_the_link_carries() -> None:
-    # NVLS: a bus bandwidth of 458 GB/s on a link of 450; the time is that of 458.
+    # NVLS: a bus bandwidth above the link's 450 GB/s; the time is that of the bus bandwidth.
+    latency_ns, bandwidth = protocol("all_reduce", "bandwidth")
+    assert bandwidth > 450
     cost = FORM.cost(collective("all_reduce", 1 << 30, 8), Group(8))
     assert cost.cap_bytes_per_s == pytest.approx(450e9)
-    assert cost.alone_ns == pytest.approx(65_000 + 2 * (1 << 30) * 7 / 8 / 458, rel=1e-6)
+    assert cost.alone_ns == pytest.approx(latency_ns + 2 * (1 << 30) * 7 / 8 / bandwidth, rel=1e-6)
 
 
 def test_one_rank_has_nothing_to_exchange() -> None:
@@ -60,16 +72,17 @@ def test_an_odd_number_of_ranks_takes_the_figures_of_the_next_larger() -> None:
 
 
 def test_a_group_across_nodes_is_as_fast_as_the_slower_of_nvlink_and_nic() -> None:
-    # 8 x 8 H100: NVLink asks S 7/8 / 317, a NIC S/8 7/8 / 47: NVLink is slower; 7 hops of 23 us and the start of 22.
+    # 8 x 8 H100: NVLink asks S 7/8 over its bandwidth, a NIC S/8 7/8 / 47: NVLink is slower; 7 hops of 23 us besides.
     size_bytes = 1 << 30
+    latency_ns, bandwidth = protocol("all_gather", "bandwidth")
     cost = FORM.cost(collective("all_gather", size_bytes, 64), Group(64, nodes=8))
     assert dict(cost.parts)["bound"] == "node"
     assert cost.bytes == size_bytes // 8 * 7 // 8
-    assert cost.alone_ns == pytest.approx(22_000 + 7 * 23_000 + size_bytes * 7 / 8 / 317, rel=1e-6)
-    slow = CollectiveForm.of(load_profile("h100-sxm").figures, H100, network_bytes_per_s=25e9)
+    assert cost.alone_ns == pytest.approx(latency_ns + 7 * 23_000 + size_bytes * 7 / 8 / bandwidth, rel=1e-6)
+    slow = CollectiveForm.of(FIGURES, H100, network_bytes_per_s=25e9)
     halved = slow.cost(collective("all_gather", size_bytes, 64), Group(64, nodes=8))
     assert dict(halved.parts)["bound"] == "nic"
-    assert halved.alone_ns == pytest.approx(22_000 + 7 * 23_000 + size_bytes / 8 * 7 / 8 / 23.5, rel=1e-6)
+    assert halved.alone_ns == pytest.approx(latency_ns + 7 * 23_000 + size_bytes / 8 * 7 / 8 / 23.5, rel=1e-6)
 
 
 def test_single_gpu_nodes_exchange_over_their_nics_only() -> None:
@@ -109,8 +122,8 @@ def test_a_placement_of_another_size_is_refused() -> None:
 
 def test_a_send_is_a_flow_over_nvlink_or_a_nic() -> None:
     near, far = FORM.send(1 << 26, same_node=True), FORM.send(1 << 26, same_node=False)
-    assert (near.cap_bytes_per_s, far.cap_bytes_per_s) == (343e9, pytest.approx(34e9))
-    assert (near.latency_ns, far.latency_ns) == (10_000, 23_000)
+    assert (near.cap_bytes_per_s, far.cap_bytes_per_s) == (FIGURES["p2p.node_gb_per_s"] * 1e9, pytest.approx(34e9))
+    assert (near.latency_ns, far.latency_ns) == (round(FIGURES["p2p.node_latency_us"] * 1e3), 23_000)
 
 
 @pytest.mark.parametrize(

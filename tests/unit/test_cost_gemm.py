@@ -74,6 +74,33 @@ def test_accumulation_reads_the_output_too() -> None:
     assert added - plain == 2 * 64 * 64
 
 
+def test_adding_into_the_output_is_slower_by_its_rate() -> None:
+    form, work = replace(PLAIN, accumulate_rate=0.95), Gemm(m=2560, n=2560, k=4096)
+    plain, added = (form.time(replace(work, accumulate=a)).tensor_ns for a in (False, True))
+    assert added == pytest.approx(plain / 0.95, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("work", "slow"),
+    [
+        (Gemm(1024, 1024, 80, batch=64), False),
+        (Gemm(1024, 1024, 84, batch=64), True),
+        (Gemm(1024, 84, 1024, batch=64), True),
+        (Gemm(1024, 1024, 84), False),
+        (Gemm(1024, 1024, 84, "fp32", batch=64), False),
+    ],
+)
+def test_only_batched_16_bit_products_with_a_side_off_8_are_slowed(work: Gemm, slow: bool) -> None:
+    plain, form = replace(PLAIN, misaligned_slowdown=1.0), replace(PLAIN, misaligned_slowdown=8.0)
+    assert form.time(work).tensor_ns == (8 if slow else 1) * plain.time(work).tensor_ns
+
+
+def test_fp8_has_figures_of_its_own_where_it_was_measured() -> None:
+    figures = load_profile("h100-sxm").figures
+    assert GemmForm.of(figures, H100, "fp8").efficiency == figures["gemm.fp8.efficiency"]
+    assert GemmForm.of(load_profile("a100-sxm-80").figures, A100, "fp8").efficiency == 0.8
+
+
 def test_full_fp32_uses_the_fp32_peak_and_not_tf32() -> None:
     bf16, fp32 = (shipped("h100-sxm", H100).time(Gemm(8192, 8192, 8192, d)).tensor_ns for d in ("bf16", "fp32"))
     assert fp32 / bf16 == pytest.approx(989.4 / 66.9, rel=1e-9)
@@ -99,7 +126,8 @@ def test_more_work_never_takes_less_time_and_no_rate_exceeds_the_peak(profile: s
 def test_a_large_product_approaches_the_profiles_efficiency() -> None:
     work = Gemm(32_768, 32_768, 32_768)
     rate = work.flops / shipped("h100-sxm", H100).time(work).total_ns * 1e9
-    assert 0.97 * 0.78 < rate / 989.4e12 < 1.03 * 0.78
+    efficiency = load_profile("h100-sxm").figures["gemm.efficiency"]
+    assert 0.97 * efficiency < rate / 989.4e12 < 1.03 * efficiency
 
 
 def errors_on_file(form: GemmForm, gpu: str, every: int) -> np.ndarray:
@@ -122,7 +150,7 @@ def test_with_the_files_own_rate_the_form_reproduces_the_published_fit(
     assert abs(np.median(errors_on_file(form, file_gpu, every=5)) - published_median) < 0.01
 
 
-def test_the_provisional_h100_rate_stays_near_the_fastest_file() -> None:
+def test_the_h100_rate_that_ships_stays_near_the_fastest_file() -> None:
     median = np.median(errors_on_file(shipped("h100-sxm", H100), "h100_sxm", every=5))
     print(f"H100 GEMM, shipped rate, median error {median:.1%}")
-    assert median < 0.15
+    assert median < 0.1

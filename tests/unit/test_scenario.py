@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.api import cost_model
 from sim.model.config import ChainConfig
 from sim.scenario import ScenarioError, load_scenario, load_text
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision
@@ -38,6 +39,16 @@ def only(text=VALID, overrides=()):
 
 
 # What a scenario gives
+
+
+def test_a_rate_of_ones_own_for_matrix_products_reaches_the_prices():
+    assert only().gemm_efficiency is None
+    own = only(VALID + "gemm_efficiency: 0.62\n")
+    assert own.gemm_efficiency == 0.62
+    assert cost_model(own).profile.figures["gemm.efficiency"] == 0.62
+    (problem,) = problems(VALID + "gemm_efficiency: 620\n")
+    assert problem[:2] == (8, "gemm_efficiency")
+    assert "a share above 0 and at most 1" in problem[2]
 
 
 def test_a_scenario_gives_one_complete_setup_per_strategy():
@@ -126,6 +137,7 @@ def test_a_chain_needs_nothing_but_itself():
         forward_ns=(20_000,) * 3,
         backward_ns=(40_000,) * 3,
         recompute_ns=(20_000,) * 3,
+        weight_gradient_ns=(20_000,) * 3,
         exposed_communication_ns=10_000_000,
         recompute_communication_ns=0,
         shares_entry=True,

@@ -64,6 +64,8 @@ class Unit:
         self.module_training = Training.IDLE
         self.positions: list[int] = []  # in post_forward_order
         self.reduces = True
+        self.stays_gathered = False
+        """With `reduces` false: keep the parameters for the next micro-batch (set_reshard_after_backward(False))."""
         self.forward_prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] | None = None
         self._to_run: set[Module] = set()
@@ -160,8 +162,8 @@ class Unit:
         self.training = before
 
     # -- hooks around backward ---------------------------------------------------------------------------------
-    def pre_backward(self) -> None:
-        """Before the node that made the unit's output runs."""
+    def pre_backward(self, gradients: Gradients) -> None:
+        """Before the node that made the unit's output runs, with the output's gradient."""
         communication = self.communication
         self.module_training = Training.PRE_BACKWARD
         if not communication.final_callback_queued:
@@ -171,7 +173,7 @@ class Unit:
             return
         self.training = Training.PRE_BACKWARD
         self.unshard()
-        if self.backward_prefetch is not None:
+        if self.backward_prefetch:  # an empty list counts as none (_fsdp_state.py, _pre_backward)
             for target in self.backward_prefetch:
                 target.prefetch(Training.PRE_BACKWARD)
         elif self.positions:
@@ -186,7 +188,8 @@ class Unit:
         recorder.host("fsdp_unit")
         self.reduction.add_to_accumulated()
         if not self.reduces:
-            self.group.drop()
+            if not self.stays_gathered:
+                self.group.drop()
             self.reduction.keep_unreduced()
             return
         owners, gradients = self.reduction.collect()

@@ -1,0 +1,1 @@
+"""Measuring kernels and fitting cost profiles. Nothing in `sim` imports it."""
