@@ -11,9 +11,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from sim.api import Outcome, load, simulate_setup
+from sim.api import Outcome, load, shown_lanes, simulate_setup
 from sim.report.figure import compare_figure
-from sim.report.picture import Picture, picture_of, shown_lanes
+from sim.report.picture import Picture, picture_of
 from sim.units import format_bytes, format_duration
 
 DOCS = Path(__file__).resolve().parent
