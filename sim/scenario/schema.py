@@ -23,6 +23,7 @@ from sim.scenario.kinds import (
     Layers,
     MicroBatches,
     Momentum,
+    Names,
     Nodes,
     Placement,
     PositiveNumber,
@@ -123,7 +124,7 @@ class ModelSection(Section):
     loss_chunking: Literal["backward", "projection", "logits"] | None = None
     """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
     projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
-    frozen: tuple[str, ...] | None = None
+    frozen: Names | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 
 

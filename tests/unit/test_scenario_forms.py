@@ -99,6 +99,13 @@ def test_master_weights_are_for_16_bit_parameters() -> None:
     assert problem_of("optimizer: {master_weights: true}", text=text)[0] == "optimizer.master_weights"
 
 
+def test_reentrant_regions_after_a_frozen_embedding_are_warned_of() -> None:
+    text = TEXT.replace("PRESET", f'{LLAMA}, frozen: ["tok_embeddings.*"]')
+    (warning,) = load_text(f"{text}checkpoint: {{reentrant: true}}\n", "forms.yaml").warnings
+    assert "the layers would not be trained" in warning
+    assert load_text(f"{text}checkpoint: {{}}\n", "forms.yaml").warnings == ()
+
+
 def test_implementations_that_compute_their_own_loss_have_no_chunks() -> None:
     preset = "llama-tiny, implementation: transformers, loss_chunks: 4"
     assert problem_of("", preset)[0] == "model.loss_chunks"
