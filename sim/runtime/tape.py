@@ -19,8 +19,9 @@ from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Gradients, Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, Recorder
-from sim.runtime.replay import Template, run_layer
+from sim.runtime.replay import run_layer
 from sim.runtime.strides import Strides, follow
+from sim.runtime.templates import MicroBatch, Template
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -75,8 +76,10 @@ class Tape:
         self.stamps = False
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}
-        self.micro_batch: str | None = None
-        """Of a pipeline: "first" or "later" of a step to come back, which decides whether gradients are there then."""
+        self.micro_batch: MicroBatch | None = None
+        """Of a pipeline: the one that runs forward now."""
+        self.recomputes = True
+        """Do checkpointed regions recompute? A pipeline stage may keep some micro-batches whole."""
         self.splits: str | None = None
         """Which part of a split backward runs: "input" or "weight"."""
 

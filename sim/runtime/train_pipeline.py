@@ -43,8 +43,9 @@ class PipelineTraining(TrainingRun):
         last = setup.pipeline.degree * setup.pipeline.chunks - 1
         self.holds_last = last in numbers
         self.pipeline = PipelineRank(
-            self.tape, setup.pipeline, setup.batch.accumulation, rank, stages, wire_of(setup, self.config)
-        )
+            self.tape, setup.pipeline, setup.batch.accumulation, rank, stages, wire_of(setup, self.config),
+            setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0,
+        )  # fmt: skip
 
     def step(self, number: int) -> None:
         mark, setup = self.recorder.mark, self.setup

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from sim.scenario.kinds import Count, Counts, Names
+from sim.scenario.kinds import Count, CountOrZero, Counts, Names
 from sim.scenario.section import Section
 
 
@@ -67,3 +67,6 @@ class CheckpointSection(RegionSection):
     """Regions of unequal length: the layers that begin one, e.g. [3, 7, 20]; the first begins at 0. Default: []."""
     layers: LayerChoices = ()
     """A choice per layer: full, none, or settings such as {save: [attention]}; a shorter list repeats. Default: []."""
+    keep_micro_batches: CountOrZero = 0
+    """With a pipeline: a stage keeps the activations of so many micro-batches in flight and recomputes only the others
+    (Korthikanti et al. 2022, appendix C). Default: 0, recompute all."""

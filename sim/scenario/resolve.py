@@ -89,6 +89,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
+        if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
+            document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
     check_mode(document, sections.get("mode") or "train", checkpoint, model)
     if optimizer := sections.get("optimizer"):
         check_optimizer(document, optimizer, batch, precision, fsdp)

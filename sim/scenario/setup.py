@@ -89,6 +89,8 @@ class Checkpoint(Region):
     nested: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
     layers: tuple[Region | None, ...] = ()
+    keep_micro_batches: int = 0
+    """Of those in flight in a pipeline stage, so many are not recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
