@@ -73,7 +73,7 @@ class Gpt(LanguageModel):
             x = layer(x)
         return x
 
-    def final_hidden(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor) -> Tensor:
         assert self.lnf is not None
         return self.lnf(self._residual_stream(tokens))
 

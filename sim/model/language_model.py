@@ -58,8 +58,8 @@ class LanguageModel(Module):
             setattr(self, name, None)
         self.name_paths()
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
-        """What a stage before the last hands on."""
+    def stage_output(self, tokens: Tensor) -> Tensor:
+        """What a stage before the last hands on, [B, S, H]: a call of the module, with its hooks."""
         return self(tokens)
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -70,7 +70,7 @@ class LanguageModel(Module):
         with active().computing_loss(logits):
             return self.loss(logits, targets), logits
 
-    def final_hidden(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor) -> Tensor:
         """The network up to the final norm: [B, S, H]."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class LanguageModel(Module):
             logits = self(tokens)
             with active().computing_loss(logits):
                 return loss_per_chunk(logits.chunk(chunks), targets.chunk(chunks), self.loss), None
-        hidden = self.final_hidden(tokens)
+        hidden = self.hidden_states(tokens)
         with active().computing_loss(hidden):
             if kind == "projection":
                 parts = [self.project(piece) for piece in hidden.chunk(chunks)]

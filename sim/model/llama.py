@@ -142,17 +142,11 @@ class TitanLlama(LanguageModel):
         """The RoPE cache on the device, by the operators that make it."""
         self.rope = rope_cache(self.config, seq_len)
 
-    def _residual_stream(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor) -> Tensor:
         h = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers:
             h = layer(h, self.rope)
-        return h
-
-    def final_hidden(self, tokens: Tensor) -> Tensor:
-        assert self.norm is not None
-        h = self._residual_stream(tokens)
-        h = self.norm(h)
-        return h
+        return h if self.norm is None else self.norm(h)
 
     def project(self, hidden: Tensor) -> Tensor:
         assert self.output is not None
@@ -160,11 +154,8 @@ class TitanLlama(LanguageModel):
         return logits.float() if self.config.logits == "model_upcast" else logits
 
     def forward(self, tokens: Tensor) -> Tensor:
-        h = self._residual_stream(tokens)
-        if self.norm is None or self.output is None:
-            return h
-        h = self.norm(h)
-        return self.project(h)
+        h = self.hidden_states(tokens)
+        return h if self.output is None else self.project(h)
 
 
 def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:

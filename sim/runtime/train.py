@@ -38,8 +38,7 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, st
     `stamps`: record layers that are alike once (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
-    stamps = stamps and fail_at is None and _stampable(setup)
-    return recorded(TrainingRun(setup, Recorder(fail_at)), steps, stamps)
+    return recorded(TrainingRun(setup, Recorder(fail_at)), steps, stamps and fail_at is None and stampable(setup))
 
 
 def recorded(run: TrainingRun, steps: int, stamps: bool) -> Program:
@@ -189,7 +188,7 @@ class TrainingRun:
     def _forward(self) -> None:
         """Forward and loss under the strategy's contexts. Logits that the model returns are a variable of the script,
         which it drops after the loss unless it keeps them."""
-        tape, model, config = self.tape, self.model, self.config
+        tape, model, keep = self.tape, self.model, self.config.keep_logits
         assert self.tokens is not None and self.targets is not None
         with (
             self._autocast(),
@@ -197,14 +196,14 @@ class TrainingRun:
             tape.grad_mode(self.setup.mode != "no_grad"),
             tape.phase(Phase.FORWARD, Owner.ACTIVATION),
         ):
-            if model.returns_logits and config.loss_chunks == 1:
+            if model.returns_logits and self.config.loss_chunks == 1:
                 self.logits = model(self.tokens)
                 with tape.computing_loss(self.logits):
                     self.loss = Tensor.of(model.loss(self.logits, self.targets))
-                self.logits = self.logits if config.keep_logits else None
+                self.logits = self.logits if keep else None
             else:
                 loss, logits = model.compute_loss(self.tokens, self.targets)
-                self.loss, self.logits = Tensor.of(loss), logits if config.keep_logits else None
+                self.loss, self.logits = Tensor.of(loss), logits if keep else None
 
     def _optimize(self, number: int) -> None:
         setup, mark, tape = self.setup, self.recorder.mark, self.tape
@@ -274,7 +273,7 @@ class TrainingRun:
                     module.hooks = None
 
 
-def _stampable(setup: Setup) -> bool:
+def stampable(setup: Setup) -> bool:
     """A stamped layer's bytes are freed by its backward, which touches gradients alone."""
     steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
     return setup.mode != "eval" and not steps_inside

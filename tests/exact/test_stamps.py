@@ -92,31 +92,6 @@ def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
-@pytest.mark.parametrize("checkpoint", MEGATRON_PARTS)
-@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
-def test_megatron_on_one_gpu(dropout: str, checkpoint: str) -> None:
-    text = GPT.replace("nanogpt", "megatron").replace("DROPOUT", dropout)
-    setup = setup_of(text + f"checkpoint: {MEGATRON_PARTS[checkpoint]}\n")
-    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
-
-
-@pytest.mark.parametrize("mode", ["eval", "no_grad"])
-@pytest.mark.parametrize("checkpoint", ["null", "{every: 1}"])
-def test_evaluation(checkpoint: str, mode: str) -> None:
-    setup = setup_of(GPT.replace("DROPOUT", "0.1") + f"checkpoint: {checkpoint}\nmode: {mode}\n")
-    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
-
-
-@pytest.mark.parametrize(
-    "optimizer", ["{name: sgd, momentum: 0.9}", "{name: adamw-8bit}", "{in_backward: true, clip_norm: null}"]
-)
-@pytest.mark.parametrize("chunking", ["backward", "projection"])
-def test_chunked_losses_and_other_optimizers(chunking: str, optimizer: str) -> None:
-    text = GPT.replace("DROPOUT", f"0.1, loss_chunks: 4, loss_chunking: {chunking}").replace(", accumulation: 2", "")
-    setup = setup_of(f"{text}checkpoint: {{every: 1}}\noptimizer: {optimizer}\n")
-    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
-
-
 PIPELINE = """
 model: {preset: gpt-tiny, implementation: IMPLEMENTATION, layers: 12, dropout: 0.1, tied_embeddings: true}
 cluster: {gpu: a100, gpus_per_node: 4}
@@ -166,6 +141,31 @@ def test_a_pipeline_stage_runs_few_layers_live() -> None:
                 first_step = len(live)
     assert first_step <= 2 * 6
     assert len(live) == first_step
+
+
+@pytest.mark.parametrize("checkpoint", MEGATRON_PARTS)
+@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
+def test_megatron_on_one_gpu(dropout: str, checkpoint: str) -> None:
+    text = GPT.replace("nanogpt", "megatron").replace("DROPOUT", dropout)
+    setup = setup_of(text + f"checkpoint: {MEGATRON_PARTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+@pytest.mark.parametrize("checkpoint", ["null", "{every: 1}"])
+def test_evaluation(checkpoint: str, mode: str) -> None:
+    setup = setup_of(GPT.replace("DROPOUT", "0.1") + f"checkpoint: {checkpoint}\nmode: {mode}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["{name: sgd, momentum: 0.9}", "{name: adamw-8bit}", "{in_backward: true, clip_norm: null}"]
+)
+@pytest.mark.parametrize("chunking", ["backward", "projection"])
+def test_chunked_losses_and_other_optimizers(chunking: str, optimizer: str) -> None:
+    text = GPT.replace("DROPOUT", f"0.1, loss_chunks: 4, loss_chunking: {chunking}").replace(", accumulation: 2", "")
+    setup = setup_of(f"{text}checkpoint: {{every: 1}}\noptimizer: {optimizer}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
 def test_stamping_happens() -> None:
