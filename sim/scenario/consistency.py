@@ -6,15 +6,10 @@ from sim.hardware.catalogue import Cluster
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.allocator.parse import SettingsError
 from sim.scenario.allocator.settings import AllocatorSettings
+from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
-from sim.scenario.schema import (
-    BatchSection,
-    CheckpointSection,
-    FsdpSection,
-    OptimizerSection,
-    ParallelSection,
-    PrecisionSection,
-)
+from sim.scenario.schema import BatchSection, FsdpSection, OptimizerSection, ParallelSection, PrecisionSection
 
 AnyModel = ModelConfig | ChainConfig
 
@@ -104,6 +99,27 @@ def check_megatron_parallel(
     if tensor.sequence_parallel and batch is not None and batch.seq_len % tensor.degree:
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, f"needs a degree that divides batch.seq_len ({batch.seq_len})", show=False)
+
+
+def check_under_pipeline(
+    document: Document,
+    checkpoint: CheckpointSection | None,
+    optimizer: OptimizerSection | None,
+    mode: str,
+    model: AnyModel | None,
+) -> None:
+    """What is modelled for whole models on one rank only."""
+    only = "is modelled without a pipeline only"
+    for form in FORMS:
+        if checkpoint is not None and getattr(checkpoint, form):
+            document.problem(("checkpoint", form), f"{only}: a stage has layers of its own")
+    for name in ("in_backward", "master_weights"):
+        if optimizer is not None and getattr(optimizer, name):
+            document.problem(("optimizer", name), only, show=False)
+    if mode != "train":
+        document.problem(("mode",), only)
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
+        document.problem(("model", "loss_chunks"), only)
 
 
 def check_precision(

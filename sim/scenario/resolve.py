@@ -19,6 +19,7 @@ from sim.model.catalogue import (
 from sim.model.config import ChainConfig, ModelConfig
 from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
+from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.consistency import (
     check_allocator,
@@ -28,6 +29,7 @@ from sim.scenario.consistency import (
     check_mode,
     check_optimizer,
     check_precision,
+    check_under_pipeline,
 )
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
@@ -35,7 +37,6 @@ from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.schema import (
     BatchSection,
-    CheckpointSection,
     ClusterSection,
     HostSection,
     ModelSection,
@@ -43,7 +44,6 @@ from sim.scenario.schema import (
     ParallelSection,
     PipelineSection,
     PrecisionSection,
-    RegionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
 from sim.scenario.setup import (
@@ -105,12 +105,15 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_checkpoint(document, checkpoint, model)
         if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
             document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
-    stages = None
-    if pipeline and model and batch and sections.whole("parallel"):
-        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
     check_mode(document, sections.get("mode") or "train", checkpoint, model)
     if optimizer := sections.get("optimizer"):
         check_optimizer(document, optimizer, batch, precision, parallel if sections.whole("parallel") else None)
+    stages = None
+    if pipeline and model and batch and sections.whole("parallel"):
+        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
+    if pipeline:
+        mode = sections.get("mode") or "train"
+        check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -131,9 +134,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
+        mode=sections.get("mode"),
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
-        mode=sections.get("mode"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         data=_data(parallel),
     )
