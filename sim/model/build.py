@@ -7,18 +7,25 @@ from sim.model.gpt import Gpt
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.megatron_gpt import MegatronGpt
+from sim.model.shard.tensor import TensorParallel
 from sim.model.transformers_gpt2 import Gpt2LMHeadModel
 from sim.model.transformers_llama import LlamaForCausalLM
 
 
-def build_model(config: ModelConfig) -> LanguageModel:
-    """The network of `config`, its parameters without tensors. Raises ValueError for a combination nobody wrote."""
+def build_model(config: ModelConfig, parallel: TensorParallel | None = None) -> LanguageModel:
+    """The network of `config`, its parameters without tensors: whole, or one rank's part under tensor parallelism.
+
+    Raises ValueError for a combination nobody wrote.
+    """
+    if (config.family, config.implementation) == ("gpt", "megatron"):
+        return MegatronGpt(config, parallel or TensorParallel())
+    if parallel is not None and parallel.degree > 1:
+        raise ValueError(f"{config.implementation} is not written for tensor parallelism")
     known: dict[tuple[str, str], type[LanguageModel]] = {
         ("llama", "torchtitan"): TitanLlama,
         ("llama", "transformers"): LlamaForCausalLM,
         ("gpt", "nanogpt"): Gpt,
         ("gpt", "transformers"): Gpt2LMHeadModel,
-        ("gpt", "megatron"): MegatronGpt,
     }
     built = known.get((config.family, config.implementation))
     if built is None:

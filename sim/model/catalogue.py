@@ -36,11 +36,19 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
     ("gpt", "transformers"): GPT_BLOCKS
     | {"activation": "gelu_new", "dropout": 0.1, "logits": "loss_upcast", "keep_logits": True},
     ("gpt", "megatron"): GPT_BLOCKS
-    | {"activation": "gelu", "dropout": 0.1, "attention": "unfused", "logits": "loss_upcast"},
+    | {
+        "activation": "gelu",
+        "dropout": 0.1,
+        "attention": "unfused",
+        "bias_gelu_fusion": True,
+        "bias_dropout_fusion": True,
+        "logits": "loss_upcast",
+    },
 }
 """What each code does where the user says nothing. The first implementation of a family is its default."""
 
 
+NO_FUSIONS: dict[str, tuple[Any, ...]] = {"bias_gelu_fusion": (False,), "bias_dropout_fusion": (False,)}
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
     "dropout": (0.0,),
@@ -48,6 +56,7 @@ LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "norm": ("manual", "fused"),
     "gqa": ("sdpa", "repeat"),
     "attention": ("sdpa", "math"),
+    **NO_FUSIONS,
 }
 GPT_CODE: dict[str, tuple[Any, ...]] = {
     "qkv_bias": (False,),
@@ -56,6 +65,7 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
     "rope": ("none",),
     "activation": ("gelu", "gelu_tanh"),
     "attention": ("sdpa", "math"),
+    **NO_FUSIONS,
 }
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
@@ -64,7 +74,8 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("gpt", "transformers"): GPT_CODE
     | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh"), "loss_chunks": (1,)},
     ("gpt", "megatron"): GPT_CODE
-    | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)},
+    | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)}
+    | dict.fromkeys(NO_FUSIONS, (False, True)),
 }
 """What each code can do instead; a field that is not named here takes any value."""
 

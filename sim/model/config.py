@@ -46,6 +46,10 @@ class ModelConfig:
     attention: Literal["sdpa", "math", "unfused"] = "sdpa"
     """sdpa: the fused kernel that PyTorch picks (flash in 16 bit, efficient in fp32); math: SDPA's math kernel;
     unfused: attention written out (baddbmm, softmax, dropout, bmm), as Megatron without fused attention."""
+    bias_gelu_fusion: bool = False
+    """Megatron: gelu(x + bias) in one kernel."""
+    bias_dropout_fusion: bool = False
+    """Megatron: residual + dropout(x + bias) in one kernel."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] = "loss_upcast"
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool = False

@@ -83,9 +83,50 @@ def scaled_bmm(a: Tensor, b: Tensor) -> Tensor:
     return call("scaled_bmm", a, b)
 
 
-def parallel_linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
-    """Megatron's linear layer as one node of the graph: x [..., in] times weight [out, in] transposed, plus bias."""
-    return call("parallel_linear", x, weight.tensor, bias.tensor if bias is not None else None)
+def parallel_linear(
+    x: Tensor, weight: Parameter, bias: Parameter | None = None, ranks: int = 1, gathers_tokens: bool = False
+) -> Tensor:
+    """Megatron's linear layer as one node of the graph: x [..., in] times weight [out, in] transposed, plus bias.
+
+    ranks above 1: the columns are split, so that backward sums the input's gradient over the ranks; `gathers_tokens`:
+    x holds [S/ranks, ...] tokens, gathered before each product and reduce-scattered in backward.
+    """
+    return call("parallel_linear", x, weight.tensor, bias.tensor if bias is not None else None, ranks, gathers_tokens)
+
+
+def all_reduce(x: Tensor, ranks: int) -> Tensor:
+    """The sum over a tensor-parallel group, in place; the gradient passes on."""
+    return call("all_reduce", x, ranks)
+
+
+def reduce_scatter_tokens(x: Tensor, ranks: int) -> Tensor:
+    """This rank's [S/ranks, ...] tokens of the sum over the group of x [S, ...]; backward gathers."""
+    return call("reduce_scatter_tokens", x, ranks)
+
+
+def scatter_tokens(x: Tensor, ranks: int) -> Tensor:
+    """This rank's tokens of x [S, ...], which all ranks hold, as a view; backward gathers."""
+    return call("scatter_tokens", x, ranks)
+
+
+def clone(x: Tensor) -> Tensor:
+    """A copy in plain order."""
+    return call("clone", x)
+
+
+def embedding_of_shard(indices: Tensor, weight: Parameter) -> Tensor:
+    """Rows of a shard [V/t, H] of the vocabulary; zeros for indices outside it."""
+    return call("embedding_of_shard", indices, weight.tensor)
+
+
+def bias_gelu(x: Tensor, bias: Parameter) -> Tensor:
+    """Megatron's fused gelu(x + bias); keeps x."""
+    return call("bias_gelu", x, bias.tensor)
+
+
+def bias_dropout_add(x: Tensor, bias: Parameter | None, residual: Tensor, p: float) -> Tensor:
+    """Megatron's fused residual + dropout(x + bias); keeps the mask."""
+    return call("bias_dropout_add", x, bias.tensor if bias is not None else None, residual, p)
 
 
 def causal_softmax(scores: Tensor) -> Tensor:
@@ -93,9 +134,9 @@ def causal_softmax(scores: Tensor) -> Tensor:
     return call("causal_softmax", scores)
 
 
-def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Megatron's unfused loss, in fp32: negative log likelihood per token of logits [S, B, V] at targets [S, B]."""
-    return call("vocab_parallel_cross_entropy", logits, targets)
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, ranks: int = 1) -> Tensor:
+    """Megatron's unfused loss, in fp32: negative log likelihood per token of logits [S, B, V/ranks] at targets [S, B]."""
+    return call("vocab_parallel_cross_entropy", logits, targets, ranks)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, kernel: str = "sdpa") -> Tensor:

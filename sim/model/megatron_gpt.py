@@ -1,8 +1,10 @@
-"""GPT as Megatron-core 0.16 writes it without Transformer Engine, on one rank. Layout [S, B, H]: tokens before batch.
+"""GPT as Megatron writes it without Transformer Engine, one rank of t. Layout [S, B, H]: tokens before batch.
 
-A heads, D head dim, F ffn, V vocab. Fusions are off but for the masked softmax: attention is written out, biases are
-added apart from the products. For 16-bit parameters (the softmax kernel knows no other).
-A layer saves 34 sbh + 5 a s^2 b bytes and 16 sb of statistics (Korthikanti et al. 2022, with fp32 statistics).
+A heads, D head dim, F ffn, V vocab, t ranks of the tensor-parallel group. Attention is written out (masked softmax
+always fused), biases are added apart from the products or in fused kernels. For 16-bit parameters (the softmax kernel
+knows no other). Code: megatron-core 0.16; the fused kernels and the order of communication are those of 2022 too.
+A layer saves (10 + 24/t) sbh + 5/t a s^2 b bytes, or 1/t of it all with sequence parallelism, and 16 sb (16/t sb) of
+statistics (Korthikanti et al. 2022, with fp32 statistics).
 """
 
 from __future__ import annotations
@@ -12,24 +14,18 @@ from sim.model.calls import Tensor, active
 from sim.model.config import ModelConfig
 from sim.model.gpt import LayerNorm
 from sim.model.language_model import Embedding, LanguageModel
-from sim.model.module import Module, ModuleList, Parameter
-
-
-class ParallelLinear(Module):
-    """A product; its bias is added inside, or left to the caller (`skip_bias_add`)."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool = True, skip_bias_add: bool = False) -> None:
-        self.weight = Parameter(outputs, inputs)
-        if bias:
-            self.bias = Parameter(outputs)
-        self.adds_bias = bias and not skip_bias_add
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.parallel_linear(x, self.weight, self.bias if self.adds_bias else None)
+from sim.model.module import Module, ModuleList
+from sim.model.shard.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    TensorParallel,
+    VocabParallelEmbedding,
+    norm_of_tokens,
+)
 
 
 class CoreAttention(Module):
-    """Attention over q, k, v [S, B, A, D]; the result is [S, B, H]."""
+    """Attention over this rank's heads, q, k, v [S, B, A/t, D]; the result is [S, B, H/t]."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -61,18 +57,19 @@ class CoreAttention(Module):
 class SelfAttention(Module):
     """The bias of the output projection is left to the caller."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        h = config.hidden
+    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
+        h, width = config.hidden, config.heads * config.head_dim
         self.config = config
-        self.core_attention = CoreAttention(config)
-        self.linear_proj = ParallelLinear(h, h, config.bias, skip_bias_add=True)
-        self.linear_qkv = ParallelLinear(h, 3 * h, config.bias)
+        self.heads = config.heads // parallel.degree
+        self.core_attention: Module = CoreAttention(config)
+        self.linear_proj = RowParallelLinear(width, h, parallel, config.bias)
+        self.linear_qkv = ColumnParallelLinear(h, 3 * width, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        s, b, _ = x.shape
         c = self.config
         mixed = self.linear_qkv(x)
-        mixed = mixed.view(s, b, c.heads, 3 * c.head_dim)
+        s, b, _ = mixed.shape
+        mixed = mixed.view(s, b, self.heads, 3 * c.head_dim)
         q, k, v = mixed.split(c.head_dim)
         return self.linear_proj(self.core_attention(q, k, v))
 
@@ -85,37 +82,47 @@ class Gelu(Module):
 class Mlp(Module):
     """The bias of the second projection is left to the caller."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
+        h, ffn = config.hidden, config.ffn_hidden
         self.config = config
-        self.linear_fc1 = ParallelLinear(config.hidden, config.ffn_hidden, config.bias, skip_bias_add=True)
+        self.linear_fc1 = ColumnParallelLinear(h, ffn, parallel, config.bias, skip_bias_add=True)
         self.activation_func = Gelu()
-        self.linear_fc2 = ParallelLinear(config.ffn_hidden, config.hidden, config.bias, skip_bias_add=True)
+        self.linear_fc2 = RowParallelLinear(ffn, h, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear_fc1(x)
+        if self.config.bias and self.config.bias_gelu_fusion:
+            x = F.bias_gelu(x, self.linear_fc1.bias)
+            return self.linear_fc2(x)
         if self.config.bias:
             x = F.add_bias(x, self.linear_fc1.bias)
         x = self.activation_func(x)
         return self.linear_fc2(x)
 
 
-def bias_dropout_add(x: Tensor, linear: ParallelLinear, residual: Tensor, p: float) -> Tensor:
+def bias_dropout_add(x: Tensor, linear: RowParallelLinear, residual: Tensor, config: ModelConfig) -> Tensor:
     """residual + dropout(x + bias of the layer that made x). Runs under enable_grad (bias_dropout_add_exec_handler), so
     that in a reentrant region's forward the dropout's mask is saved until the layer's result becomes the region's."""
+    bias = linear.bias if config.bias else None
     with active().enable_grad():
-        biased = F.add_bias(x, linear.bias) if hasattr(linear, "bias") else x
-        out = F.dropout(biased, p)
+        if config.bias_dropout_fusion:
+            return F.bias_dropout_add(x, bias, residual, config.dropout)
+        biased = F.add_bias(x, bias) if bias is not None else x
+        out = F.dropout(biased, config.dropout)
         out = residual + out
         return out
 
 
 class TransformerLayer(Module):
-    def __init__(self, config: ModelConfig) -> None:
+    """On S tokens, with sequence parallelism on S/t."""
+
+    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
         self.config = config
-        self.input_layernorm = LayerNorm(config.hidden)
-        self.self_attention = SelfAttention(config)
-        self.pre_mlp_layernorm = LayerNorm(config.hidden)
-        self.mlp = Mlp(config)
+        self.input_layernorm = norm_of_tokens(LayerNorm(config.hidden), parallel)
+        self.self_attention = SelfAttention(config, parallel)
+        self.pre_mlp_layernorm = norm_of_tokens(LayerNorm(config.hidden), parallel)
+        self.mlp = Mlp(config, parallel)
+        self.output_linears = (self.self_attention.linear_proj, self.mlp.linear_fc2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._attend(x)
@@ -124,20 +131,24 @@ class TransformerLayer(Module):
     def _attend(self, x: Tensor) -> Tensor:
         normed = self.input_layernorm(x)  # a local until the end
         branch = self.self_attention(normed)
-        return bias_dropout_add(branch, self.self_attention.linear_proj, x, self.config.dropout)
+        return bias_dropout_add(branch, self.output_linears[0], x, self.config)
 
     def _expand(self, x: Tensor) -> Tensor:
         normed = self.pre_mlp_layernorm(x)
         branch = self.mlp(normed)
-        return bias_dropout_add(branch, self.mlp.linear_fc2, x, self.config.dropout)
+        return bias_dropout_add(branch, self.output_linears[1], x, self.config)
 
 
 class LanguageModelEmbedding(Module):
-    """Word and position embeddings [B, S, H], added, transposed by a copy to [S, B, H], dropped out."""
+    """Word and position embeddings [B, S, H], added, transposed by a copy to [S, B, H], dropped out.
 
-    def __init__(self, config: ModelConfig) -> None:
+    With sequence parallelism each rank copies its S/t tokens out of the whole.
+    """
+
+    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
         self.config = config
-        self.word_embeddings = Embedding(config.vocab, config.hidden)
+        self.parallel = parallel
+        self.word_embeddings = VocabParallelEmbedding(config.vocab, config.hidden, parallel)
         self.position_embeddings = Embedding(config.max_positions, config.hidden)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -145,6 +156,8 @@ class LanguageModelEmbedding(Module):
         places = self.position_embeddings(positions)
         x = words + places
         x = x.transpose(0, 1).contiguous()
+        if self.parallel.splits_tokens:
+            x = F.clone(F.scatter_tokens(x, self.parallel.degree))
         x = F.dropout(x, self.config.dropout)
         return x
 
@@ -155,15 +168,16 @@ class MegatronGpt(LanguageModel):
     first_parts = ("embedding",)
     last_parts = ("final_layernorm", "output_layer")
     embedding: LanguageModelEmbedding | None
-    final_layernorm: LayerNorm | None
-    output_layer: ParallelLinear | None
+    final_layernorm: Module | None
+    output_layer: ColumnParallelLinear | None
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
         super().__init__(config)
-        embedding = self.embedding = LanguageModelEmbedding(config)
-        self.layers = ModuleList([TransformerLayer(config) for _ in range(config.layers)])
-        self.final_layernorm = LayerNorm(config.hidden)
-        output = self.output_layer = ParallelLinear(config.hidden, config.vocab, bias=False)
+        self.parallel = parallel
+        embedding = self.embedding = LanguageModelEmbedding(config, parallel)
+        self.layers = ModuleList([TransformerLayer(config, parallel) for _ in range(config.layers)])
+        self.final_layernorm = norm_of_tokens(LayerNorm(config.hidden), parallel)
+        output = self.output_layer = ColumnParallelLinear(config.hidden, config.vocab, parallel, bias=False)
         if config.tied_embeddings:
             output.weight = embedding.word_embeddings.weight
         self.name_paths()
@@ -188,5 +202,5 @@ class MegatronGpt(LanguageModel):
         logits = self.output_layer(x)
         with active().computing_loss(logits):
             labels = targets.transpose(0, 1).contiguous()
-            loss = F.vocab_parallel_cross_entropy(logits, labels)
+            loss = F.vocab_parallel_cross_entropy(logits, labels, self.parallel.degree)
             return loss.transpose(0, 1).contiguous()

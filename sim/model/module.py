@@ -9,13 +9,17 @@ from sim.model.calls import Shape, Tensor, active
 
 
 class Parameter:
-    """A parameter slot: its full shape, and the tensor that forward sees now (sharding replaces it)."""
+    """A parameter slot: this rank's shape, and the tensor that forward sees now (sharding replaces it).
 
-    __slots__ = ("requires_grad", "shape", "tensor")
+    `partial`: the ranks of a tensor-parallel group hold it whole, each with the gradient of its own tokens only.
+    """
+
+    __slots__ = ("partial", "requires_grad", "shape", "tensor")
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
         self.requires_grad = True
+        self.partial = False
         self.tensor: Tensor | None = None
 
     @property

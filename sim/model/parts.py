@@ -39,8 +39,9 @@ CONSUMERS: dict[tuple[str, str], dict[str, tuple[tuple[str, str], ...]]] = {
 
 
 def discardable_of(config: ModelConfig) -> dict[str, tuple[tuple[str, str], ...]]:
-    """The parts of a layer whose output need not be kept, with their readers."""
-    return CONSUMERS.get((config.family, config.implementation), {})
+    """The parts of a layer whose output need not be kept, with their readers. A fused activation is no part."""
+    known = CONSUMERS.get((config.family, config.implementation), {})
+    return {name: parts for name, parts in known.items() if not (name == "activation" and config.bias_gelu_fusion)}
 
 
 def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:

@@ -60,6 +60,8 @@ WORK_COLOURS = {
     "all_gather": "#117733",
     "reduce_scatter": "#999933",
     "all_reduce": "#332288",
+    "tensor_parallel": "#117733",
+    "data_parallel": "#999933",
     COMMUNICATION: "#332288",
 }
 

@@ -81,8 +81,10 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
         return None if setup.offload else "offloading checkpoints"
     if owner == Owner.RECOMPUTED:
         return "shorter regions" if longest_region(setup) > 1 else None
+    if owner in OF_THE_STATE and setup.data is not None and not setup.data.distributed_optimizer:
+        return "a distributed optimizer"
     if owner in OF_THE_STATE:
-        return "sharding over more GPUs" if fsdp is not None else "sharding (fsdp)"
+        return "sharding over more GPUs" if fsdp is not None or setup.data is not None else "sharding (fsdp)"
     return None
 
 

@@ -132,7 +132,9 @@ def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]
         if total(merged(work.start_ns[here], work.end_ns[here])) < SHORTEST_LANE * (end_ns - begin_ns):
             continue
         if stream == COMPUTE:
-            kinds = {phase.name.lower(): here & (work.phase == phase) for phase in Phase}
+            kernels = here & ~work.is_collective
+            kinds = {phase.name.lower(): kernels & (work.phase == phase) for phase in Phase}
+            kinds[COMMUNICATION] = here & work.is_collective
         else:
             name = _carries(stream, name, bool(work.is_collective[here].any()))
             kinds = {name: here}

@@ -100,19 +100,22 @@ class AccumulateGrad:
         number = Operators.number("AccumulateGrad")
 
     def backward(self, tape: Tape, gradients: Gradients) -> Gradients:
-        gradient = gradients[0]
-        assert gradient is not None
-        if self.leaf.grad is None:
+        gradient = gradients[0] if gradients else None  # none: its producer has added it to the main gradient
+        if gradient is not None and self.leaf.grad is None:
             if gradient.strides != (layout := dense(self.leaf.shape, self.leaf.strides)):
                 gradient = tape.pointwise("aten::clone", gradient.shape, gradient.dtype, layout, gradient.bytes, "copy")
             gradient.storage.belongs_to(Owner.GRADIENT)
             self.leaf.grad = gradient
-        else:
+        elif gradient is not None:
             tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes)
         if self.leaf.after_accumulate is not None:
             gradients.clear()
             del gradient
             self.leaf.after_accumulate(self.leaf)
+        if tape.main_gradients is not None and tape.main_gradients.holds(self.leaf):
+            del gradient
+            gradients.clear()
+            tape.main_gradients.accumulate(self.leaf)
         return []
 
     def release(self) -> None:

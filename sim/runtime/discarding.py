@@ -79,7 +79,7 @@ class DiscardedOutput(Module):
         self._run: _Run | None = None
 
     def forward(self, *arguments: Any) -> Any:
-        if not self.tape.records(arguments):
+        if not (self.tape.recomputes and self.tape.records(arguments)):
             return self.module(*arguments)
         run = _Run(self.tape, self.module)
         run.output = self.tape.apply(_WithoutOutput, arguments, run)

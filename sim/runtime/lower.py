@@ -13,6 +13,7 @@ from sim.cost.overlap import LEVELS
 from sim.hardware.mesh import Mesh, Span
 from sim.program.kernels import Collective, Transfer
 from sim.program.program import (
+    COMPUTE,
     RECEIVE_NEXT,
     RECEIVE_PREVIOUS,
     SEND_NEXT,
@@ -56,17 +57,24 @@ class Lowered:
 def lower(
     programs: Sequence[Program], cost: CostModel, mesh: Mesh, host_calls: Sequence[Iterable[HostCall]] = ()
 ) -> Lowered:
-    """The programs of all pipeline ranks (one without a pipeline); each stands for all ranks of its symmetric groups."""
+    """The programs of all pipeline ranks (one without a pipeline); each stands for all ranks of its symmetric groups.
+
+    A collective on the compute stream blocks it: among symmetric peers it is a kernel of the time that it takes alone.
+    """
     kernels = {kernel: number for number, kernel in enumerate(dict.fromkeys(k for p in programs for k in p.kernels))}
-    kernel_ns = [[cost.contended_ns(kernel, level) for kernel in kernels] for level in LEVELS]
-    launch_ns = [cost.launch_host_ns(kernel) for kernel in kernels]
+    blocking = dict.fromkeys(c for p in programs for c in p.collectives)
+    blocking_ns = [round(cost.collective(c, placement(mesh, c)).alone_ns) for c in blocking]
+    kernel_ns = [[*(cost.contended_ns(kernel, level) for kernel in kernels), *blocking_ns] for level in LEVELS]
+    launch_ns = [cost.launch_host_ns(kernel) for kernel in kernels] + [cost.collective_host_ns(c) for c in blocking]
+    blocking_numbers = {collective: number for number, collective in enumerate(blocking, len(kernels))}
     forms = cost.collectives
     links = [forms.fabric_bytes_per_s / 1e9, forms.network_bytes_per_s / 1e9]
     builder = WorldBuilder([len(STREAM_NAMES)] * len(programs), kernel_ns, launch_ns, links * len(programs))
     entries = []
     for rank, program in enumerate(programs):
         numbers = np.array([kernels[kernel] for kernel in program.kernels], np.int64)
-        lowering = _Lowering(rank, program, numbers, cost, mesh, builder)
+        blocking_of_rank = np.array([blocking_numbers[c] for c in program.collectives], np.int64)
+        lowering = _Lowering(rank, program, numbers, blocking_of_rank, cost, mesh, builder)
         entries.append(lowering.run(host_calls[rank] if host_calls else ()))
     return Lowered(builder.build(), tuple(entries))
 
@@ -74,15 +82,18 @@ def lower(
 class _Lowering:
     """Walks a rank's rows once; runs of launches on one stream go to the builder together.
 
-    `kernel_numbers`: the world's number of each kernel of the program.
+    `kernel_numbers`, `collective_numbers`: the world's number of each kernel of the program, and of the kernel that
+    stands for a collective where it blocks compute.
     """
 
     def __init__(
-        self, rank: int, program: Program, kernel_numbers: Ints, cost: CostModel, mesh: Mesh, builder: WorldBuilder
-    ) -> None:
+        self, rank: int, program: Program, kernel_numbers: Ints, collective_numbers: Ints, cost: CostModel, mesh: Mesh,
+        builder: WorldBuilder,
+    ) -> None:  # fmt: skip
         self.rank = rank
         self.program = program
         self.kernel_numbers = kernel_numbers
+        self.collective_numbers = collective_numbers
         self.cost = cost
         self.mesh = mesh
         self.builder = builder
@@ -100,6 +111,9 @@ class _Lowering:
         rows = len(kinds)
         launch = kinds == Row.LAUNCH
         arguments[launch] = self.kernel_numbers[arguments[launch]]
+        blocking = (kinds == Row.COLLECTIVE) & (streams == COMPUTE)
+        arguments[blocking] = self.collective_numbers[arguments[blocking]]
+        launch |= blocking
         starts_run = np.ones(rows, bool)
         starts_run[1:] = ~(launch[1:] & launch[:-1] & (streams[1:] == streams[:-1]))
         for row in calls_at:
@@ -111,7 +125,7 @@ class _Lowering:
         for first, end in pairwise(borders):
             for call in calls_at.get(first, ()):
                 inserted[first] += self._driver(call)
-            if kinds_list[first] == Row.LAUNCH:
+            if launch[first]:
                 self.builder.launches(self.rank, streams_list[first], arguments_list[first:end])
             else:
                 self._row(kinds_list[first], streams_list[first], arguments_list[first])

@@ -26,6 +26,7 @@ from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
     from sim.model.module import Module
+    from sim.runtime.main_gradients import MainGradients
     from sim.runtime.ops.base import Op
     from sim.runtime.selective import Selective
 
@@ -73,6 +74,8 @@ class Tape:
         self._thread = "main"
         self._workspaces: dict[str, Storage] = {}
         self._global_buffer: Tensor | None = None
+        self.main_gradients: MainGradients | None = None
+        """Where gradients are summed in fp32 apart from `.grad`, and what happens to them there (Megatron)."""
         self.stamps = False
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}

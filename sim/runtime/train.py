@@ -16,6 +16,8 @@ from sim.model.llama import TitanLlama
 from sim.model.module import Buffer
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.main_gradients import MainGradients
+from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import StepOptimizer, clip_grad_norm
 from sim.runtime.optimizers import InBackward, make_optimizer
@@ -27,7 +29,7 @@ from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_fsdp, mark_repeats, offload_inputs
-from sim.scenario.setup import Optimizer, Setup
+from sim.scenario.setup import DataParallel, Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
 
@@ -75,7 +77,7 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.models = models or [build_model(self.config)]
+        self.models = models or [build_model(self.config, setup.tensor)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
         self.slots = [named for model in self.models for named in model.named_parameters()]
@@ -84,8 +86,9 @@ class TrainingRun:
             slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communications: list[Communication] = []
         self.parameters: list[Tensor] = []
-        self.optimizer: StepOptimizer | None = None
+        self.optimizer: StepOptimizer | MainOptimizer | None = None
         self.in_backward: InBackward | None = None
+        self.main_gradients: MainGradients | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -107,7 +110,10 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
-        if setup.optimizer is not None and self.trains:
+        if setup.data is not None and self.trains:
+            with tape.phase(Phase.INIT, Owner.GRADIENT):
+                self._make_main_gradients(setup.data)
+        elif setup.optimizer is not None and self.trains:
             with tape.phase(Phase.INIT, Owner.OPTIMIZER):
                 self._make_optimizer(setup.optimizer)
         self.recorder.mark("init")
@@ -139,6 +145,16 @@ class TrainingRun:
                 shard.sharded = tensor
         self.parameters = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
 
+    def _make_main_gradients(self, data: DataParallel) -> None:
+        """Megatron's gradient buffer, then its fp32 parameters."""
+        setup, tape = self.setup, self.tape
+        trained = [p for p in self.parameters if p.requires_grad]
+        partial = [s.tensor for _, s in self.slots if s.partial and s.requires_grad and isinstance(s.tensor, Tensor)]
+        dtype, ranks = setup.precision.reduce, setup.tensor.degree
+        self.main_gradients = tape.main_gradients = MainGradients(tape, trained, partial, data, dtype, ranks)
+        if setup.optimizer is not None:
+            self.optimizer = MainOptimizer(tape, trained, self.main_gradients)
+
     def _place_buffers(self) -> None:
         """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
         for model in self.models:
@@ -169,7 +185,7 @@ class TrainingRun:
         for micro_batch in range(accumulation):
             if setup.batch.tokens == "per_micro_batch":
                 self._load_data()
-            if micro_batch == 0 and self.optimizer is not None and _zeroes_at(setup, "start"):
+            if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
             self._set_gradient_sync(micro_batch == accumulation - 1)
             self._forward()
@@ -182,6 +198,9 @@ class TrainingRun:
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
             self.loss = None
+        if self.main_gradients is not None:
+            with self.tape.phase(Phase.BACKWARD, Owner.GRADIENT):
+                self.main_gradients.finish()
         self._optimize(number)
         mark(f"s{number}.end")
 
@@ -214,15 +233,21 @@ class TrainingRun:
             optimizer.prepare()
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
-                shard_ranks = setup.fsdp.degree if setup.fsdp is not None else 1
-                clip_grad_norm(tape, optimizer.clipped, shard_ranks, self._norm_is_summed)
+                self._clip(optimizer)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
         mark(f"s{number}.opt")
-        if _zeroes_at(setup, "end"):
+        if self._zeroes_at("end"):
             self._zero_grad()
             mark(f"s{number}.zero")
+
+    def _clip(self, optimizer: StepOptimizer | MainOptimizer) -> None:
+        if isinstance(optimizer, MainOptimizer):
+            optimizer.clip(self._norm_is_summed)
+        else:
+            shard_ranks = self.setup.fsdp.degree if self.setup.fsdp is not None else 1
+            clip_grad_norm(self.tape, optimizer.clipped, shard_ranks, self._norm_is_summed)
 
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
@@ -237,12 +262,21 @@ class TrainingRun:
         """A pipeline's stages add up their squared norms here."""
 
     def _zero_grad(self) -> None:
-        assert self.optimizer is not None
+        zeroed = self.optimizer or self.main_gradients
+        assert zeroed is not None
         with self.tape.phase(Phase.ZERO_GRAD, Owner.OTHER):
-            self.optimizer.zero_grad()
+            zeroed.zero_grad()
+
+    def _zeroes_at(self, when: str) -> bool:
+        """Megatron zeroes its buffer before the first micro-batch."""
+        if self.main_gradients is not None:
+            return when == "start"
+        return self.setup.optimizer is not None and self.setup.optimizer.zero_grad == when
 
     def _set_gradient_sync(self, last: bool) -> None:
         fsdp = self.setup.fsdp
+        if self.main_gradients is not None:
+            self.main_gradients.begin(last)
         if fsdp is not None and fsdp.gradient_sync == "last":
             for communication in self.communications:
                 for unit in communication.units:
@@ -267,6 +301,7 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
+        self.tape.main_gradients = None
         for communication in self.communications:
             for unit in communication.units:
                 for module in unit.modules:
@@ -277,7 +312,3 @@ def stampable(setup: Setup) -> bool:
     """A stamped layer's bytes are freed by its backward, which touches gradients alone."""
     steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
     return setup.mode != "eval" and not steps_inside
-
-
-def _zeroes_at(setup: Setup, when: str) -> bool:
-    return setup.optimizer is not None and setup.optimizer.zero_grad == when

@@ -11,7 +11,7 @@ from sim.model.calls import Tensor as ModelTensor
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.module import Parameter
-from sim.program.kernels import Collective
+from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner, Phase, Program
 from sim.runtime.pipeline import PipelineRank, Stage, Wire
 from sim.runtime.recorder import Recorder
@@ -27,7 +27,9 @@ def record_pipeline(
     """Everything that pipeline rank `rank` issues in `steps` steps; it stands for its symmetric peers."""
     assert setup.pipeline is not None
     run = PipelineTraining(setup, Recorder(fail_at), rank)
-    return recorded(run, steps, stamps and fail_at is None and stampable(setup) and not setup.pipeline.splits_backward)
+    buckets = setup.data is not None and setup.data.overlap and setup.data.degree > 1  # they know no layers
+    alike = stampable(setup) and not setup.pipeline.splits_backward and not buckets
+    return recorded(run, steps, stamps and fail_at is None and alike)
 
 
 class PipelineTraining(TrainingRun):
@@ -51,11 +53,14 @@ class PipelineTraining(TrainingRun):
         mark, setup = self.recorder.mark, self.setup
         self._load_data(setup.batch.accumulation)
         mark(f"s{number}.data")
-        if setup.optimizer is not None and setup.optimizer.zero_grad == "start":
+        if self._zeroes_at("start"):
             self._zero_grad()
         self.pipeline.run(lambda part: mark(f"s{number}.{part}"))
         if self.holds_last and "loss" in setup.host.sync:
             self.recorder.sync(self.recorder.record(COMPUTE))
+        with self.tape.phase(Phase.BACKWARD, Owner.GRADIENT):
+            if self.main_gradients is not None:
+                self.main_gradients.finish()
         with self.tape.phase(Phase.BACKWARD, Owner.OTHER):
             self._reduce_tied_gradient()
         self._optimize(number)
@@ -77,8 +82,13 @@ class PipelineTraining(TrainingRun):
             return
         for model in self.models:
             for slot in filter(None, (embedding_of(model), head_of(model))):
-                if isinstance(slot.tensor, Tensor) and slot.tensor.grad is not None:
-                    gradient = slot.tensor.grad
+                tensor = slot.tensor
+                if isinstance(tensor, Tensor) and self.main_gradients is not None:
+                    dtype = self.main_gradients.dtype
+                    size_bytes = tensor.elements * ITEM_BYTES[dtype]
+                    self._all_reduce(Collective("all_reduce", size_bytes, "embedding", 2, dtype))
+                elif isinstance(tensor, Tensor) and tensor.grad is not None:
+                    gradient = tensor.grad
                     self._all_reduce(Collective("all_reduce", gradient.bytes, "embedding", 2, gradient.dtype))
 
     def _all_reduce(self, collective: Collective) -> None:
@@ -116,7 +126,9 @@ class LanguageModelStage:
             return Tensor.of(loss), logits
 
     def before_backward(self, is_last: bool) -> None:
-        """FSDP2 under torch's pipeline stages: gathered parameters stay, gradients are reduced, at the last backward."""
+        """Gradients are reduced at a stage's last backward; under FSDP2 gathered parameters stay till then."""
+        if self.run.main_gradients is not None:
+            self.run.main_gradients.begin(is_last)
         if self.run.communications:
             communication = self.run.communications[self.index]
             communication.is_last_backward = is_last
@@ -133,7 +145,7 @@ def build_stages(setup: Setup, rank: int) -> tuple[list[int], list[LanguageModel
     numbers = stages_of(rank, pipeline.degree, pipeline.chunks, pipeline.folded)
     models = []
     for number in numbers:
-        model = build_model(replace(config, layers=pipeline.placement[number]))
+        model = build_model(replace(config, layers=pipeline.placement[number]), setup.tensor)
         model.become_stage(begins[number], number == 0, number == last)
         models.append(model)
     if config.tied_embeddings and last > 0 and numbers[0] == 0 and numbers[-1] == last:
@@ -154,9 +166,10 @@ def head_of(model: LanguageModel) -> Parameter | None:
 
 
 def wire_of(setup: Setup, config: ModelConfig) -> Wire:
-    """Hidden states [B, S, H], Megatron's [S, B, H], in the dtype of the residual stream."""
+    """Hidden states [B, S, H], Megatron's [S, B, H] or its share of tokens, in the dtype of the residual stream."""
     batch, precision = setup.batch, setup.precision
     megatron = config.implementation == "megatron"
-    tokens = (batch.seq_len, batch.micro_batch) if megatron else (batch.micro_batch, batch.seq_len)
+    length = batch.seq_len // setup.tensor.degree if setup.tensor.splits_tokens else batch.seq_len
+    tokens = (length, batch.micro_batch) if megatron else (batch.micro_batch, length)
     dtype = precision.parameters if setup.fsdp is None or precision.autocast else precision.compute
     return Wire((*tokens, config.hidden), dtype, kept=not megatron)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from math import prod
 
 from sim.model.config import ChainConfig, ModelConfig
 from sim.model.parts import discardable_of, parts_of
+from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.document import Document, Path
-from sim.scenario.schema import CheckpointSection, RegionSection
 
 AnyModel = ModelConfig | ChainConfig
 
@@ -113,10 +114,19 @@ def _check_region(document: Document, path: Path, region: RegionSection, model: 
         )
     if region.reentrant and not region.early_stop:
         document.warning((*path, "early_stop"), "has no effect: a reentrant region never stops early")
+    if region.reentrant and isinstance(model, ModelConfig) and _first_input_is_frozen(model):
+        message = "the embedding is frozen, so that no region's input needs a gradient: the layers would not be trained"
+        document.warning((*path, "reentrant"), message)
     if isinstance(region, CheckpointSection):
         for number, choice in enumerate(region.layers):
             if choice is not None:
                 _check_region(document, (*path, "layers", number), choice, model)
+
+
+def _first_input_is_frozen(model: ModelConfig) -> bool:
+    """Llama's layers get the token embedding alone; a GPT adds positions."""
+    embeddings = ("tok_embeddings.weight", "embed_tokens.weight")
+    return model.family == "llama" and any(fnmatchcase(e, pattern) for e in embeddings for pattern in model.frozen)
 
 
 def _check_names(document: Document, path: Path, region: RegionSection, model: AnyModel) -> None:

@@ -6,8 +6,10 @@ from sim.hardware.catalogue import Cluster
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.allocator.parse import SettingsError
 from sim.scenario.allocator.settings import AllocatorSettings
+from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
-from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, OptimizerSection, PrecisionSection
+from sim.scenario.schema import BatchSection, FsdpSection, OptimizerSection, ParallelSection, PrecisionSection
 
 AnyModel = ModelConfig | ChainConfig
 
@@ -39,10 +41,18 @@ def check_optimizer(
     optimizer: OptimizerSection,
     batch: BatchSection | None,
     precision: PrecisionSection | None,
-    fsdp: FsdpSection | None,
+    parallel: ParallelSection | None,
 ) -> None:
     """Steps inside backward see one gradient at a time, of one micro-batch, on one GPU."""
     path = ("optimizer",)
+    fsdp = parallel.fsdp if parallel is not None else None
+    if parallel is not None and fsdp is None and (parallel.tensor is not None or parallel.data is not None):
+        for name in ("name", "in_backward", "master_weights"):
+            if getattr(optimizer, name) not in ("adamw", False):
+                document.problem(
+                    (*path, name), "Megatron's loop (tensor, data) has an Adam with main weights of its own"
+                )
+        return
     if optimizer.momentum and optimizer.name != "sgd":
         document.problem((*path, "momentum"), f"is SGD's; {optimizer.name} has its own moments")
     if optimizer.master_weights and fsdp is not None:
@@ -65,6 +75,51 @@ def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | No
         document.problem(("mode",), "a chain is only trained")
     if mode == "no_grad" and checkpoint is not None:
         document.warning(("checkpoint",), "has no effect under no_grad: nothing is saved, nothing recomputed")
+
+
+def check_megatron_parallel(
+    document: Document, parallel: ParallelSection, model: AnyModel | None, batch: BatchSection | None
+) -> None:
+    """Megatron's tensor and data parallelism want its implementation, and shares without remainder."""
+    tensor = parallel.tensor
+    if parallel.data is not None and parallel.fsdp is not None:
+        document.problem(("parallel", "data"), "fsdp is data parallelism already: leave one out", show=False)
+    if model is None:
+        return
+    for name in ("tensor", "data"):
+        if getattr(parallel, name) is not None and getattr(model, "implementation", "") != "megatron":
+            document.problem(("parallel", name), "only implementation megatron is written for it", show=False)
+            return
+    if tensor is None or isinstance(model, ChainConfig):
+        return
+    shared = {"heads": model.heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
+    for name, value in shared.items():
+        if value % tensor.degree:
+            document.problem(("parallel", "tensor", "degree"), f"must divide model.{name} ({value})")
+    if tensor.sequence_parallel and batch is not None and batch.seq_len % tensor.degree:
+        path = ("parallel", "tensor", "sequence_parallel")
+        document.problem(path, f"needs a degree that divides batch.seq_len ({batch.seq_len})", show=False)
+
+
+def check_under_pipeline(
+    document: Document,
+    checkpoint: CheckpointSection | None,
+    optimizer: OptimizerSection | None,
+    mode: str,
+    model: AnyModel | None,
+) -> None:
+    """What is modelled for whole models on one rank only."""
+    only = "is modelled without a pipeline only"
+    for form in FORMS:
+        if checkpoint is not None and getattr(checkpoint, form):
+            document.problem(("checkpoint", form), f"{only}: a stage has layers of its own")
+    for name in ("in_backward", "master_weights"):
+        if optimizer is not None and getattr(optimizer, name):
+            document.problem(("optimizer", name), only, show=False)
+    if mode != "train":
+        document.problem(("mode",), only)
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
+        document.problem(("model", "loss_chunks"), only)
 
 
 def check_precision(
@@ -96,5 +151,5 @@ def _check_megatron_precision(document: Document, precision: PrecisionSection, f
     """Megatron's own layers run in 16 bit: its masked softmax knows no other dtype, and it does not use autocast."""
     computes_16_bit = precision.compute in ("bf16", "fp16")
     if precision.autocast or not computes_16_bit or (fsdp is None and precision.parameters != precision.compute):
-        message = "megatron runs in 16 bit without autocast: parameters and compute bf16"
+        message = "megatron runs in 16 bit without autocast: parameters and compute bf16 (or both fp16)"
         document.problem(("precision",), message)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sim.model.config import ChainConfig, ModelConfig
+from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.document import Document
-from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, PipelineSection
+from sim.scenario.schema import BatchSection, FsdpSection, PipelineSection
 from sim.scenario.setup import SPLITS_BACKWARD, Pipeline
 
 AnyModel = ModelConfig | ChainConfig

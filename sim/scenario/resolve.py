@@ -17,15 +17,19 @@ from sim.model.catalogue import (
     read_huggingface_config,
 )
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
+from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
     check_fsdp,
+    check_megatron_parallel,
     check_mode,
     check_optimizer,
     check_precision,
+    check_under_pipeline,
 )
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
@@ -33,19 +37,27 @@ from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.schema import (
     BatchSection,
-    CheckpointSection,
     ClusterSection,
-    FsdpSection,
     HostSection,
     ModelSection,
     OptimizerSection,
     ParallelSection,
     PipelineSection,
     PrecisionSection,
-    RegionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Region, Scenario, Setup
+from sim.scenario.setup import (
+    Batch,
+    Checkpoint,
+    DataParallel,
+    Fsdp,
+    Host,
+    Optimizer,
+    Precision,
+    Region,
+    Scenario,
+    Setup,
+)
 
 CHAIN_GPU = "h100-sxm-80gb"
 """What a chain runs on where no cluster is given; its times are given, so only the memory matters."""
@@ -75,28 +87,33 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     """One strategy, or None with problems noted on the document; as much as possible is checked in any case."""
     is_chain = isinstance(document.value(("model", "chain")), dict)
     parallel = sections.get("parallel") or ParallelSection()
-    fsdp: FsdpSection | None = parallel.fsdp
+    fsdp = parallel.fsdp
     pipeline: PipelineSection | None = parallel.pipeline
     model = _model(document, sections)
-    cluster = _cluster(document, sections, fsdp is None and pipeline is None, is_chain)
+    cluster = _cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
-    mesh = _mesh(document, fsdp, pipeline, cluster) if cluster and sections.whole("cluster", "parallel") else None
+    mesh = _mesh(document, parallel, cluster) if cluster and sections.whole("cluster", "parallel") else None
     checkpoint: CheckpointSection | None = sections.get("checkpoint")
     precision: PrecisionSection | None = sections.get("precision")
     if fsdp:
         check_fsdp(document, fsdp, model)
+    if sections.whole("parallel"):
+        check_megatron_parallel(document, parallel, model, batch)
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
         if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
             document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
+    check_mode(document, sections.get("mode") or "train", checkpoint, model)
+    if optimizer := sections.get("optimizer"):
+        check_optimizer(document, optimizer, batch, precision, parallel if sections.whole("parallel") else None)
     stages = None
     if pipeline and model and batch and sections.whole("parallel"):
         stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
-    check_mode(document, sections.get("mode") or "train", checkpoint, model)
-    if optimizer := sections.get("optimizer"):
-        check_optimizer(document, optimizer, batch, precision, fsdp)
+    if pipeline:
+        mode = sections.get("mode") or "train"
+        check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -110,17 +127,19 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         cluster=cluster,
         mesh=mesh,
         batch=Batch(micro_batch=batch.micro_batch, seq_len=batch.seq_len, accumulation=batch.accumulation),
-        precision=_precision(precision, fsdp),
+        precision=_precision(precision, parallel),
         optimizer=_optimizer(sections.get("optimizer")),
         checkpoint=_checkpoint(checkpoint, model.layers),
         fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
+        mode=sections.get("mode"),
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
         attention_kernel=sections.get("attention_kernel"),
-        mode=sections.get("mode"),
+        tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
+        data=_data(parallel),
     )
 
 
@@ -178,7 +197,7 @@ def _beside(document: Document, config: str) -> FilePath:
     return folder / os.path.expanduser(config)
 
 
-def _cluster(document: Document, sections: Sections, unshared: bool, is_chain: bool) -> Cluster | None:
+def _cluster(document: Document, sections: Sections, parallel: ParallelSection, is_chain: bool) -> Cluster | None:
     if "cluster" not in sections.by_name:
         return None
     section: ClusterSection | None = sections.get("cluster")
@@ -192,7 +211,7 @@ def _cluster(document: Document, sections: Sections, unshared: bool, is_chain: b
     except UnknownGpu:
         document.problem(("cluster", "gpu"), "", allowed=gpu_names())
         return None
-    alone = unshared and section.nodes == 1
+    alone = parallel == ParallelSection() and section.nodes == 1
     return make_cluster(
         gpu,
         gpus_per_node=section.gpus_per_node or (1 if alone else None),
@@ -215,10 +234,10 @@ def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSecti
     return batch
 
 
-def _mesh(
-    document: Document, fsdp: FsdpSection | None, pipeline: PipelineSection | None, cluster: Cluster
-) -> Mesh | None:
-    if fsdp is None and pipeline is None and cluster.gpus > 1:
+def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Mesh | None:
+    """Dimensions, outermost first; the ranks of a tensor-parallel group lie side by side."""
+    fsdp, data, tensor, pipeline = parallel.fsdp, parallel.data, parallel.tensor, parallel.pipeline
+    if parallel == ParallelSection() and cluster.gpus > 1:
         advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
         document.problem(("parallel",), advice, show=False)
         return None
@@ -226,6 +245,10 @@ def _mesh(
     if fsdp is not None:
         dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
         dimensions.append(("fsdp", fsdp.degree))
+    if data is not None and (data.degree > 1 or tensor is None):
+        dimensions.append(("dp", data.degree))
+    if tensor is not None:
+        dimensions.append(("tp", tensor.degree))
     try:
         return Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)
     except MeshError as error:
@@ -233,10 +256,10 @@ def _mesh(
         return None
 
 
-def _precision(section: PrecisionSection, fsdp: FsdpSection | None) -> Precision:
+def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precision:
     autocast = section.autocast
     if autocast is None:
-        autocast = fsdp is None and section.compute != section.parameters
+        autocast = parallel.fsdp is None and section.compute != section.parameters
     return Precision(parameters=section.parameters, compute=section.compute, reduce=section.reduce, autocast=autocast)
 
 
@@ -255,6 +278,13 @@ def _checkpoint(section: CheckpointSection | None, model_layers: int) -> Checkpo
 
 def _region(section: RegionSection) -> Region:
     return Region(**{**section.model_dump(), "save": tuple(section.save)})
+
+
+def _data(parallel: ParallelSection) -> DataParallel | None:
+    """Megatron's training loop: asked for, or what tensor parallelism without FSDP runs in."""
+    if parallel.data is not None:
+        return DataParallel(**parallel.data.model_dump())
+    return DataParallel() if parallel.tensor is not None and parallel.fsdp is None else None
 
 
 def _host(section: HostSection) -> Host:

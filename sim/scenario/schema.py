@@ -5,18 +5,17 @@ Only the border is here: `resolve` turns valid sections into `Setup` objects and
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
+from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
     BytesPerLayer,
     Count,
     CountOrZero,
-    Counts,
     Duration,
     DurationPerLayer,
     Gpus,
@@ -36,14 +35,9 @@ from sim.scenario.kinds import (
     Tokens,
     Version,
 )
+from sim.scenario.section import Section
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-
-
-class Section(BaseModel):
-    """A part of a scenario: unknown fields are problems, and nothing is converted silently."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 class ChainSection(Section):
@@ -120,6 +114,10 @@ class ModelSection(Section):
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
     """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op."""
+    bias_gelu_fusion: bool | None = None
+    """megatron: gelu(x + bias) in one kernel. Default: true there."""
+    bias_dropout_fusion: bool | None = None
+    """megatron: residual + dropout(x + bias) in one kernel. Default: true there."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
@@ -129,7 +127,7 @@ class ModelSection(Section):
     loss_chunking: Literal["backward", "projection", "logits"] | None = None
     """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
     projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
-    frozen: tuple[str, ...] | None = None
+    frozen: Names | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 
 
@@ -192,6 +190,29 @@ class FsdpSection(Section):
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
 
 
+class TensorSection(Section):
+    """Tensor parallelism as Megatron's: every layer's matrices are split over ranks that lie side by side."""
+
+    degree: Ranks
+    """Ranks that share each layer; it divides heads, ffn_hidden and vocab. tensor x fsdp (or data) is the number of
+    GPUs."""
+    sequence_parallel: bool = False
+    """The ranks also share the tokens of norms, dropouts and residuals. Default: false."""
+
+
+class DataSection(Section):
+    """Data parallelism as Megatron's, with 16-bit parameters and fp32 main parameters."""
+
+    degree: Ranks
+    """Replicas of the model."""
+    distributed_optimizer: bool = False
+    """Main parameters and moments are split over the replicas (use-distributed-optimizer). Default: false."""
+    overlap: bool = False
+    """Gradients are reduced beside backward, in buckets (overlap-grad-reduce). Default: false, after it."""
+    gradient_accumulation_fusion: bool = True
+    """Products for weights' gradients add to the main gradients themselves. Default: true."""
+
+
 class PipelineSection(Section):
     """Pipeline stages; `batch.accumulation` is the number of micro-batches. Embedding and head are on the first and the
     last stage. With `fsdp`, gradients are reduced after a stage's last micro-batch."""
@@ -212,6 +233,11 @@ class ParallelSection(Section):
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    tensor: TensorSection | None = None
+    """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
+    Default: null."""
+    data: DataSection | None = None
+    """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None
     """Pipeline parallelism. Default: null."""
 
@@ -252,68 +278,6 @@ class OptimizerSection(Section):
     """Gradients are freed at the end of a step (default) or at the start of the next."""
 
 
-class RegionSection(Section):
-    """How a layer is checkpointed. {}: all of it, non-reentrant."""
-
-    save: list[str] = []
-    """Selective: outputs to keep instead of recomputing: attention, every_second_matmul, or aten names such as
-    aten.mm. Default: [], recompute everything."""
-    inside: Names = ()
-    """Regions inside a layer instead of around it: attention, core_attention (Megatron's core_attn), mlp, norm; one
-    name or a list. Default: [], the whole layer."""
-    discard: Names = ()
-    """Parts whose output is thrown away once it was used and made again in backward: norm (Megatron's layernorm),
-    activation. One name or a list. Default: []."""
-    early_stop: bool = True
-    """Recomputation ends at the last tensor that is needed. Default: true; reentrant regions never stop early."""
-    reentrant: bool = False
-    """use_reentrant=True, as PyTorch's old form and Megatron's: forward runs under no_grad, and a backward of its own
-    runs inside the backward. Takes no `save`. Default: false."""
-
-
-LAYER_CHOICES: dict[str, dict[str, Any] | None] = {"full": {}, "none": None}
-
-
-def _layer_choices(value: Any) -> tuple[Any, ...]:
-    message = "a list of full, none, or settings such as {save: [attention]} is expected"
-    if not isinstance(value, list):
-        raise ValueError(message)
-    choices = tuple(LAYER_CHOICES.get(entry, entry) if isinstance(entry, str) else entry for entry in value)
-    if any(not isinstance(choice, dict | None) for choice in choices):
-        raise ValueError(message)
-    return choices
-
-
-LayerChoices = Annotated[
-    tuple[RegionSection | None, ...],
-    BeforeValidator(_layer_choices, json_schema_input_type=list[RegionSection | Literal["full", "none"] | None]),
-]
-
-
-class CheckpointSection(RegionSection):
-    """Activation checkpointing. {}: every layer in full; `checkpoint: null`: none (the default).
-
-    At most one form of regions: `sequential`, `nested`, `boundaries` or `layers`, else `every`, `segment` and `first`."""
-
-    every: Count = 1
-    """Checkpoint every k-th region: 2 recomputes layers 1, 3, 5, ... Default: 1, all."""
-    segment: Count = 1
-    """Consecutive layers in one region. Default: 1."""
-    first: Count | None = None
-    """Only regions within the first so many layers. Default: null, all layers."""
-    sequential: Count | None = None
-    """checkpoint_sequential with so many segments; the last one is not checkpointed. Default: null."""
-    nested: Counts = ()
-    """Regions within regions, counts from the outside: [2, 2] makes two regions of two regions each. Default: []."""
-    boundaries: Counts = ()
-    """Regions of unequal length: the layers that begin one, e.g. [3, 7, 20]; the first begins at 0. Default: []."""
-    layers: LayerChoices = ()
-    """A choice per layer: full, none, or settings such as {save: [attention]}; a shorter list repeats. Default: []."""
-    keep_micro_batches: CountOrZero = 0
-    """With a pipeline: a stage keeps the activations of so many micro-batches in flight and recomputes only the others
-    (Korthikanti et al. 2022, appendix C). Default: 0, recompute all."""
-
-
 Mode = Literal["train", "eval", "no_grad"]
 
 
@@ -322,7 +286,7 @@ class HostSection(Section):
 
     framework: str = "eager"
     """Name of the host-cost profile. Default: eager."""
-    sync: list[Literal["loss", "clip"]] = ["loss"]
+    sync: list[Literal["loss", "clip"]] = Field(default=["loss"])
     """Where the loop waits for the GPU: loss (loss.item()), clip (reading the norm). Default: [loss]."""
 
 
@@ -378,34 +342,3 @@ class ScenarioFile(Section):
 
 
 STRATEGY_FIELDS = tuple(StrategySection.model_fields)
-
-
-def json_schema() -> dict[str, Any]:
-    """A JSON Schema of scenario files, for editors. Strategies accept the same sections with nothing required."""
-    schema = ScenarioFile.model_json_schema()
-    schema.pop("required", None)  # a file that extends another may leave everything to it
-    definitions = schema["$defs"]
-    partial = {f"Partial{name}": _partial(definition) for name, definition in definitions.items()}
-    overrides = {name: _partial(schema["properties"][name]) for name in STRATEGY_FIELDS}
-    definitions["StrategySection"]["properties"] = overrides
-    definitions.update({name: definition for name, definition in partial.items() if "Strategy" not in name})
-    return schema
-
-
-def _partial(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema with nothing required, referring to partial sections."""
-
-    def walk(part: Any) -> Any:
-        if isinstance(part, list):
-            return [walk(item) for item in part]
-        if not isinstance(part, dict):
-            return part
-        changed = {
-            key: walk(value) for key, value in part.items() if not (key == "required" and isinstance(value, list))
-        }
-        if isinstance(changed.get("$ref"), str):
-            changed["$ref"] = changed["$ref"].replace("#/$defs/", "#/$defs/Partial")
-        return changed
-
-    result: dict[str, Any] = walk(deepcopy(schema))
-    return result

@@ -9,6 +9,7 @@ from typing import Literal
 from sim.hardware.catalogue import Cluster
 from sim.hardware.mesh import Mesh
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.shard.tensor import TensorParallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,21 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """Megatron's data parallelism and mixed precision: gradients summed in the reduce dtype, Adam on fp32 parameters.
+
+    `distributed_optimizer`: fp32 parameters and moments split over the `degree` replicas, gradients reduce-scattered,
+    parameters gathered after the step. `overlap`: reduce beside backward. `gradient_accumulation_fusion`: products for
+    weights' gradients add to the main gradients themselves.
+    """
+
+    degree: int = 1
+    distributed_optimizer: bool = False
+    overlap: bool = False
+    gradient_accumulation_fusion: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
 
@@ -183,6 +199,13 @@ class Setup:
     offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
     pipeline: Pipeline | None = None
+    gemm_efficiency: float | None = None
+    """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
+    attention_kernel: str | None = None
+    """Name in the cost profile of the kernel that is timed where SDPA runs flash attention; None: flash2."""
+    tensor: TensorParallel = field(default_factory=TensorParallel)
+    data: DataParallel | None = None
+    """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
 
     @property
     def stages(self) -> int:
@@ -191,13 +214,8 @@ class Setup:
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that train on different data."""
-        return self.cluster.gpus // self.stages
-
-    gemm_efficiency: float | None = None
-    """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
-    attention_kernel: str | None = None
-    """Name in the cost profile of the kernel that is timed where SDPA runs flash attention; None: flash2."""
+        """Ranks that train on different data; the others share a rank's."""
+        return self.cluster.gpus // self.stages // self.tensor.degree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

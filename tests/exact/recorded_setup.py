@@ -188,6 +188,8 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
         choices |= {"dropout": meta["dropout"]}
     else:
         choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
+    if implementation == "megatron":
+        choices |= {"bias_gelu_fusion": False, "bias_dropout_fusion": False}
     if meta.get("math"):
         choices |= {"attention": "math"}
     if "act" in meta:

@@ -29,10 +29,30 @@ cluster: {gpu: a100, gpus_per_node: 1}
 batch: {micro_batch: 2, seq_len: 256, accumulation: 2}
 precision: {parameters: bf16, compute: bf16}
 """
+MEGATRON = """
+model: {preset: gpt-tiny, implementation: megatron, layers: 9}
+cluster: {gpu: a100, gpus_per_node: 8}
+batch: {micro_batch: 2, seq_len: 128, accumulation: 3}
+precision: {parameters: bf16, compute: bf16}
+"""
+PARALLEL = {
+    "tp": "{tensor: {degree: 8}}",
+    "tp and sp": "{tensor: {degree: 8, sequence_parallel: true}}",
+    "tp and dp": "{tensor: {degree: 2, sequence_parallel: true}, data: {degree: 4, distributed_optimizer: true}}",
+    "overlapped dp": "{tensor: {degree: 2}, data: {degree: 4, overlap: true, gradient_accumulation_fusion: false}}",
+    "tp and fsdp": "{tensor: {degree: 2}, fsdp: {degree: 4}}",
+}
+MEGATRON_FORMS = {
+    "none": "null",
+    "full": "{reentrant: true}",
+    "segments of 2": "{segment: 2}",
+    "core attention": "{inside: core_attention, reentrant: true}",
+    "every second mlp": "{inside: mlp, every: 2}",
+}
 CHECKPOINTS = {
     "none": "null",
     "full": "{every: 1}",
-    "no early stop": "{every: 1, early_stop: false}",
+    "no early stop": "{every: 1, reentrant: true}",
     "every 2": "{every: 2}",
     "segments of 2": "{segment: 2}",
     "first 5": "{first: 5}",
@@ -92,6 +112,24 @@ def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+@pytest.mark.parametrize("checkpoint", MEGATRON_FORMS)
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_megatron_over_several_ranks(parallel: str, checkpoint: str) -> None:
+    setup = setup_of(f"{MEGATRON}parallel: {PARALLEL[parallel]}\ncheckpoint: {MEGATRON_FORMS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize("schedule", ["{degree: 2}", "{degree: 2, schedule: interleaved, virtual: 2}"])
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_megatron_over_three_dimensions(overlap: str, schedule: str) -> None:
+    data = f"{{degree: 2, overlap: {overlap}, distributed_optimizer: true}}"
+    text = MEGATRON.replace("layers: 9", "layers: 16").replace("accumulation: 3", "accumulation: 8")
+    text += f"parallel: {{tensor: {{degree: 2, sequence_parallel: true}}, data: {data}, pipeline: {schedule}}}\n"
+    setup = setup_of(f"{text}checkpoint: {MEGATRON_FORMS['core attention']}\n")
+    for rank in range(2):
+        assert_equal(record_pipeline(setup, rank, 3, stamps=True), record_pipeline(setup, rank, 3, stamps=False))
+
+
 PIPELINE = """
 model: {preset: gpt-tiny, implementation: IMPLEMENTATION, layers: 12, dropout: 0.1, tied_embeddings: true}
 cluster: {gpu: a100, gpus_per_node: 4}
@@ -146,7 +184,7 @@ def test_a_pipeline_stage_runs_few_layers_live() -> None:
 @pytest.mark.parametrize("checkpoint", MEGATRON_PARTS)
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_megatron_on_one_gpu(dropout: str, checkpoint: str) -> None:
-    text = GPT.replace("nanogpt", "megatron").replace("DROPOUT", dropout)
+    text = GPT.replace("nanogpt", "megatron, bias_gelu_fusion: false").replace("DROPOUT", dropout)
     setup = setup_of(text + f"checkpoint: {MEGATRON_PARTS[checkpoint]}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
@@ -168,9 +206,12 @@ def test_chunked_losses_and_other_optimizers(chunking: str, optimizer: str) -> N
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
-def test_stamping_happens() -> None:
+@pytest.mark.parametrize(
+    "text", [LLAMA.replace("IMPLEMENTATION", "torchtitan"), f"{MEGATRON}parallel: {PARALLEL['tp and sp']}\n"]
+)
+def test_stamping_happens(text: str) -> None:
     """Otherwise the comparisons above compare a thing with itself."""
-    run = TrainingRun(setup_of(LLAMA.replace("IMPLEMENTATION", "torchtitan")), Recorder())
+    run = TrainingRun(setup_of(text), Recorder())
     run.tape.stamps = True
     with interpret(run.tape):
         run.initialize()

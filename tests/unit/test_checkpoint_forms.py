@@ -124,6 +124,17 @@ def test_a_reentrant_region_holds_its_output_again() -> None:
     assert plain < reentrant
 
 
+def test_a_reentrant_region_whose_input_needs_no_gradient_trains_nothing() -> None:
+    """ "None of the inputs have requires_grad=True": the embedding is frozen, so the first region's weights get none."""
+    frozen = LLAMA.replace("layers: LAYERS", 'layers: LAYERS, frozen: ["tok_embeddings.*"]')
+    trained = {}
+    for reentrant in ("true", "false"):
+        program = record(setup_of(frozen, 2, f"{{reentrant: {reentrant}}}"), steps=1)
+        trained[reentrant] = set(runs(program, Phase.BACKWARD, "aten.mm"))
+    assert trained["false"] - trained["true"] == {"layers.0", "layers.1"}
+    assert "output" in "".join(trained["true"])
+
+
 def test_recursion_keeps_a_logarithm_of_the_layers() -> None:
     """Activations of 16 MiB per layer, entries of 1 MiB: the peak grows by entries, one per level of nesting."""
     depths = (3, 4, 5, 6, 7)

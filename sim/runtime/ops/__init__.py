@@ -15,6 +15,7 @@ from sim.runtime.ops import (
     megatron,
     norm,
     pointwise,
+    tensor_parallel,
     views,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "megatron",
     "norm",
     "pointwise",
+    "tensor_parallel",
     "views",
 ]

@@ -1,4 +1,5 @@
-"""Megatron-core's own autograd functions on one rank. Recorded with megatron-core 0.16.1 over torch 2.14.
+"""Megatron-core's own autograd functions. On one rank recorded with megatron-core 0.16.1 over torch 2.14; what is fused,
+and what ranks do together, is read in its source.
 
 A function written in Python holds its incoming gradient no longer than its backward runs: `gradients.clear()`.
 """
@@ -9,9 +10,11 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
+from sim.program.kernels import Gemm
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, first, rule
 from sim.runtime.ops.pointwise import to
+from sim.runtime.ops.tensor_parallel import block, finish, outside_shard, some_tokens, start, whole_tokens
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
@@ -21,21 +24,35 @@ def _seen_as(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return Tensor(x.storage, shape, x.dtype)
 
 
+def _gathered(tape: Tape, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """The tokens of all ranks lie in the global buffer, where attention has its scores too."""
+    return tape.global_buffer(prod(shape), dtype).alias(shape)
+
+
 class ParallelLinear(Op):
-    """LinearWithGradAccumulationAndAsyncCommunication without fusion: saves x and weight; dx, dW, then the bias' sum."""
+    """LinearWithGradAccumulationAndAsyncCommunication: saves x and weight; dx, dW, then the bias' sum.
+
+    A column-parallel layer (ranks > 1) sums dx over the ranks while dW is computed. With sequence parallelism x holds
+    S/ranks tokens, gathered into a global buffer: before the product, and again in backward beside the product for dx.
+    Where gradients are accumulated in fp32 (`Tape.main_gradients`), the product for dW adds to the main gradient.
+    """
 
     node = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
     saves_late = True
 
     @staticmethod
-    def saved_inputs(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None) -> Iterable[Tensor | None]:
+    def saved_inputs(node: Node, x: Tensor, weight: Tensor, *rest: Any) -> Iterable[Tensor | None]:
         return (x, weight)
 
     @staticmethod
-    def forward(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows, (n, k) = prod(x.shape[:-1]), weight.shape
+    def forward(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: int, gathers_tokens: bool) -> Tensor:
+        shape, (n, k) = x.shape, weight.shape
+        if ranks > 1 and gathers_tokens:
+            shape = whole_tokens(shape, ranks)
+            block(tape, "all_gather", _gathered(tape, shape, x.dtype), ranks)
+        rows = prod(shape[:-1])
         product = tape.dispatch("aten.mm", lambda: tape.matmul_out("aten::mm", rows, n, k, x.dtype))
-        out = _seen_as(product, (*x.shape[:-1], n))
+        out = _seen_as(product, (*shape[:-1], n))
         del product
         if bias is not None:
             out = tape.pointwise("aten::add", out.shape, out.dtype, None, out.bytes + bias.bytes)
@@ -43,15 +60,82 @@ class ParallelLinear(Op):
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        gradient, weight = first(gradients), saved[1]
-        shape, (n, k) = node.metas[0][0], weight.shape
+        gradient, weight, (ranks, gathers_tokens) = first(gradients), saved[1], node.attributes
+        gathers_tokens, shape, (n, k) = gathers_tokens and ranks > 1, node.metas[0][0], weight.shape
+        if gathers_tokens:
+            shape = whole_tokens(shape, ranks)
+            event = start(tape, "all_gather", _gathered(tape, shape, gradient.dtype), ranks)
         rows, dtype = prod(shape[:-1]), gradient.dtype
         dx = _seen_as(tape.matmul_out("aten::mm", rows, k, n, dtype), shape)
-        result: Gradients = [dx, tape.matmul_out("aten::mm", n, k, rows, dtype), None]
+        result: Gradients = [dx, None, None]
+        if gathers_tokens:
+            finish(tape, event)
+            result[0] = tape.empty(some_tokens(shape, ranks), dtype)
+            event = start(tape, "reduce_scatter", dx, ranks)
+        elif ranks > 1:
+            event = start(tape, "all_reduce", dx, ranks)
+        if tape.main_gradients is not None and tape.main_gradients.takes(weight):
+            tape.recorder.launch("wgrad_gemm_accum_fp32", Gemm(n, k, rows, dtype, accumulate=True))
+        else:
+            result[1] = tape.matmul_out("aten::mm", n, k, rows, dtype)
         if node.needs(2):
             result[2] = tape.sum_to(gradient, (n,))
+        if ranks > 1:
+            finish(tape, event)
         gradients.clear()
         return result
+
+
+class BiasGelu(Op):
+    """GeLUFunction over jitted kernels: saves x and bias; one kernel backward, whose result is the bias' before its sum.
+    (megatron/core/fusions/fused_bias_gelu.py)"""
+
+    node = "GeLUFunctionBackward"
+    saves_late = True
+
+    @staticmethod
+    def saved_inputs(node: Node, x: Tensor, bias: Tensor) -> Iterable[Tensor | None]:
+        return (x, bias)
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
+        return tape.pointwise("bias_gelu", x.shape, x.dtype, None, x.bytes + bias.bytes)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        x = saved[0]
+        dx = tape.pointwise("bias_gelu_back", x.shape, x.dtype, None, 2 * x.bytes)
+        gradients.clear()
+        return [dx, dx.detach() if node.needs(1) else None]
+
+
+class BiasDropoutAdd(Op):
+    """bias_dropout_add_fused_train: one kernel, saves the mask; backward one kernel, the residual's gradient passes on.
+    (megatron/core/fusions/fused_bias_dropout.py)"""
+
+    node = "BiasDropoutAddFusedTrainBackward"
+    saves_late = True
+    saved_outputs = (1,)
+    not_differentiable = (1,)
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> tuple[Tensor, ...]:
+        mask = tape.empty(x.shape if p else (0,), "bool")
+        moved = x.bytes + residual.bytes + mask.bytes + (bias.bytes if bias is not None else 0)
+        return tape.pointwise("bias_dropout_add", x.shape, residual.dtype, None, moved, "dropout"), mask
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient, mask = first(gradients), saved[0]
+        dx = gradient
+        if mask.elements:
+            moved = gradient.bytes + mask.bytes
+            dx = tape.pointwise("bias_dropout_add_backward", gradient.shape, gradient.dtype, None, moved, "dropout")
+        return [
+            dx.detach() if dx is gradient else dx,
+            dx.detach() if node.needs(1) else None,
+            gradient if node.needs(2) else None,
+        ]
 
 
 class CausalSoftmax(Op):
@@ -64,20 +148,22 @@ class CausalSoftmax(Op):
     @staticmethod
     def forward(tape: Tape, scores: Tensor) -> Tensor:
         return tape.pointwise(
-            "scaled_upper_triang_masked_softmax", scores.shape, scores.dtype, None, scores.bytes, "softmax"
+            "scaled_upper_triang_masked_softmax", scores.shape, scores.dtype, None, scores.bytes, "fused_softmax"
         )
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         gradient = first(gradients)
         name = "scaled_upper_triang_masked_softmax_backward"
-        tape.recorder.memory_bound(name, "softmax", 2 * gradient.bytes + saved[0].bytes)
+        tape.recorder.memory_bound(name, "fused_softmax", 2 * gradient.bytes + saved[0].bytes)
         gradients.clear()
         return [gradient]
 
 
 class VocabParallelCrossEntropy(Op):
     """Loss per token. The fp32 copy of the logits becomes their softmax in place, and the gradient in backward.
+
+    With the vocabulary split over ranks they agree on maximum, logit of the target and sum by three all-reduces.
 
     Outputs: the loss; then what is saved: softmax, mask of targets outside the vocabulary, targets.
     """
@@ -88,18 +174,23 @@ class VocabParallelCrossEntropy(Op):
     not_differentiable = (1, 2, 3)
 
     @staticmethod
-    def forward(tape: Tape, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    def forward(tape: Tape, logits: Tensor, targets: Tensor, ranks: int) -> tuple[Tensor, ...]:
         tokens, each = targets.shape, (targets.elements,)
         softmax = to(tape, logits, "fp32")
         largest = tape.pointwise("aten::max", tokens, "fp32", None, softmax.bytes, "reduce")
         tape.empty(tokens, "int64")  # and where it is
+        if ranks > 1:
+            block(tape, "all_reduce", largest, ranks)
         tape.recorder.memory_bound("aten::sub_", "elementwise", 2 * softmax.bytes)
-        mask = _outside_vocabulary(tape, targets)
+        mask = outside_shard(tape, targets)
         clone = tape.copy(targets)
         kept = tape.pointwise("aten::sub", each, "int64", None, clone.bytes)
         del clone
         sums = _exponential_sums(tape, softmax, tokens)
         predicted = sums[0]
+        if ranks > 1:
+            block(tape, "all_reduce", predicted, ranks)
+            block(tape, "all_reduce", sums[1], ranks)
         logarithm = tape.pointwise("aten::log", tokens, "fp32", None, sums[1].bytes)
         loss = tape.pointwise("aten::sub", tokens, "fp32", None, logarithm.bytes + predicted.bytes)
         tape.recorder.memory_bound("aten::div_", "elementwise", 2 * softmax.bytes)
@@ -121,12 +212,6 @@ class VocabParallelCrossEntropy(Op):
         return [softmax, None]
 
 
-def _outside_vocabulary(tape: Tape, targets: Tensor) -> Tensor:
-    below = tape.pointwise("aten::lt", targets.shape, "bool", None, targets.bytes)
-    above = tape.pointwise("aten::ge", targets.shape, "bool", None, targets.bytes)
-    return tape.pointwise("aten::bitwise_or", targets.shape, "bool", None, below.bytes + above.bytes)
-
-
 def _exponential_sums(tape: Tape, logits: Tensor, tokens: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Logits at the targets, and the sums of exponentials; the exponentials replace the logits."""
     each = (prod(tokens),)
@@ -140,8 +225,20 @@ def _exponential_sums(tape: Tape, logits: Tensor, tokens: tuple[int, ...]) -> tu
 
 
 @rule("parallel_linear")
-def parallel_linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return tape.apply(ParallelLinear, (x, weight, bias))
+def parallel_linear(
+    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: int, gathers_tokens: bool
+) -> Tensor:
+    return tape.apply(ParallelLinear, (x, weight, bias), ranks, gathers_tokens)
+
+
+@rule("bias_gelu")
+def bias_gelu(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
+    return tape.apply(BiasGelu, (x, bias))
+
+
+@rule("bias_dropout_add")
+def bias_dropout_add(tape: Tape, x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> Tensor:
+    return tape.apply_tuple(BiasDropoutAdd, (x, bias, residual), p)[0]
 
 
 @rule("causal_softmax")
@@ -150,5 +247,5 @@ def causal_softmax(tape: Tape, scores: Tensor) -> Tensor:
 
 
 @rule("vocab_parallel_cross_entropy")
-def vocab_parallel_cross_entropy(tape: Tape, logits: Tensor, targets: Tensor) -> Tensor:
-    return tape.apply_tuple(VocabParallelCrossEntropy, (logits, targets))[0]
+def vocab_parallel_cross_entropy(tape: Tape, logits: Tensor, targets: Tensor, ranks: int) -> Tensor:
+    return tape.apply_tuple(VocabParallelCrossEntropy, (logits, targets), ranks)[0]

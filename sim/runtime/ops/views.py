@@ -242,6 +242,11 @@ def expand(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     return tape.apply(Expand, (x,), shape)
 
 
+@rule("clone")
+def clone(tape: Tape, x: Tensor) -> Tensor:
+    return tape.apply(Clone, (x,))
+
+
 @rule("contiguous")
 def contiguous(tape: Tape, x: Tensor) -> Tensor:
     """x itself where it is in plain order already."""

@@ -22,7 +22,7 @@ from sim.timeline.lanes import Lanes
 from sim.timeline.memory import MemoryTimeline, step_ranges
 
 HOST_THREAD = 1
-STREAM_THREADS = (7, 11, 15, 19, 23)
+STREAM_THREADS = tuple(range(7, 7 + 4 * len(STREAM_NAMES), 4))
 """CUDA's numbers of the streams in STREAM_NAMES: PyTorch's default stream shows as 7, later ones further on."""
 COMPRESSION = 3
 STEP_PARTS = {

@@ -1,0 +1,133 @@
+"""Megatron's data parallelism: gradients of a rank's parameters in one buffer, reduced over the replicas.
+
+`.grad` is added to the main gradient as soon as it is there, and dropped. Buckets of the buffer are reduced whole
+(all-reduce), or each to the shard of one rank (reduce-scatter, distributed optimizer): beside backward as they become
+complete in the last micro-batch, or after it. Sequence-parallel ranks then sum what each has for its own tokens.
+Source: megatron-core 0.16.1, distributed/param_and_grad_buffer.py and finalize_model_grads.py, read there; no recording.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+
+from sim.program.kernels import ITEM_BYTES, Collective, CollectiveKind
+from sim.program.program import COMPUTE, DATA, Owner
+from sim.runtime.recorder import Operators
+from sim.runtime.scratch import round_up
+from sim.runtime.tape import Tape
+from sim.runtime.tensor import Tensor
+from sim.scenario.setup import DataParallel
+
+LEAST_BUCKET = 40_000_000
+"""Parameters of a bucket beside backward, or a million per replica if that is more."""
+PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128  # elements; only with the distributed optimizer
+_REDUCE = Operators.number("megatron::reduce_gradients")
+
+
+@dataclass(slots=True)
+class Bucket:
+    """`elements` of the buffer, with padding; `missing`: parameters whose gradients are not complete."""
+
+    elements: int
+    parameters: int
+    missing: int
+
+
+class MainGradients:
+    """The buffer and its buckets. `parameters` in the model's order; `partial`: those with gradients of some tokens."""
+
+    def __init__(
+        self, tape: Tape, parameters: list[Tensor], partial: list[Tensor], data: DataParallel, dtype: str,
+        tensor_ranks: int,
+    ) -> None:  # fmt: skip
+        self.tape = tape
+        self.data = data
+        self.dtype = dtype
+        self.partial = partial
+        self.tensor_ranks = tensor_ranks
+        self.buckets: list[Bucket] = []
+        self._bucket_of: dict[int, Bucket] = {}
+        self._fill_buckets(parameters[::-1])
+        elements = sum(bucket.elements for bucket in self.buckets)
+        self.buffer = tape.empty((elements,), dtype, owner=Owner.GRADIENT)
+        self.reduces_now = False
+        """Backward of the last micro-batch comes or runs, and reduces as it goes."""
+        self._last_reduction: int | None = None
+
+    def _fill_buckets(self, parameters: list[Tensor]) -> None:
+        """From the last parameter to the first, as backward makes them complete."""
+        data = self.data
+        limit = max(LEAST_BUCKET, 1_000_000 * data.degree) if data.overlap else None
+        start, elements, members = 0, 0, 0
+        for number, parameter in enumerate(parameters):
+            if not members:
+                bucket = Bucket(0, 0, 0)
+                self.buckets.append(bucket)
+            begin = round_up(elements, PARAMETER_ALIGNMENT) if data.distributed_optimizer else elements
+            elements, members = begin + parameter.elements, members + 1
+            self._bucket_of[id(parameter.storage)] = bucket
+            if number == len(parameters) - 1 or (limit is not None and elements - start >= limit):
+                if data.distributed_optimizer:
+                    elements = round_up(elements, lcm(data.degree, BUCKET_ALIGNMENT))
+                bucket.elements, bucket.parameters, bucket.missing = elements - start, members, members
+                start, members = elements, 0
+
+    # -- one backward ------------------------------------------------------------------------------------------
+    def begin(self, last: bool) -> None:
+        """A backward comes; gradients are reduced in the last."""
+        self.reduces_now = last and self.data.overlap and self.data.degree > 1
+
+    def holds(self, leaf: Tensor) -> bool:
+        """Is it a parameter with a main gradient?"""
+        return id(leaf.storage) in self._bucket_of
+
+    def takes(self, weight: Tensor) -> bool:
+        """Does the product for this weight's gradient add to the main gradient itself?"""
+        return self.data.gradient_accumulation_fusion and self.holds(weight)
+
+    def accumulate(self, leaf: Tensor) -> None:
+        """The leaf's gradient of this micro-batch is complete."""
+        if leaf.grad is not None:
+            moved = leaf.grad.bytes + 2 * leaf.elements * ITEM_BYTES[self.dtype]
+            self.tape.recorder.memory_bound("aten::add_", "elementwise", moved)
+            leaf.grad = None
+        if self.reduces_now:
+            bucket = self._bucket_of[id(leaf.storage)]
+            bucket.missing -= 1
+            if not bucket.missing:
+                self._reduce(bucket)
+
+    def finish(self) -> None:
+        """After the last backward: what is not reduced yet, then gradients of some tokens over the tensor ranks."""
+        recorder = self.tape.recorder
+        recorder.operator(_REDUCE)
+        for bucket in self.buckets:
+            if self.data.degree > 1 and bucket.missing:
+                self._reduce(bucket)
+            bucket.missing = bucket.parameters
+        if self._last_reduction is not None:
+            recorder.wait(COMPUTE, self._last_reduction)
+        self._last_reduction, self.reduces_now = None, False
+        if self.partial and self.tensor_ranks > 1:
+            self._sum_partial()
+
+    def zero_grad(self) -> None:
+        self.tape.recorder.memory_bound("aten::zero_", "fill", self.buffer.bytes)
+
+    def _reduce(self, bucket: Bucket) -> None:
+        """Scale by the number of replicas, then one collective on a stream of its own."""
+        recorder, size_bytes = self.tape.recorder, bucket.elements * ITEM_BYTES[self.dtype]
+        recorder.memory_bound("aten::mul_", "elementwise", 2 * size_bytes)
+        recorder.stream_waits_stream(DATA, COMPUTE)
+        kind: CollectiveKind = "reduce_scatter" if self.data.distributed_optimizer else "all_reduce"
+        recorder.collective(Collective(kind, size_bytes, "dp", self.data.degree, self.dtype), DATA)
+        self._last_reduction = recorder.record(DATA)
+
+    def _sum_partial(self) -> None:
+        """_allreduce_non_tensor_model_parallel_grads: flattened by a copy, summed, copied back."""
+        recorder, elements = self.tape.recorder, sum(parameter.elements for parameter in self.partial)
+        flat = self.tape.empty((elements,), self.dtype)
+        recorder.memory_bound("aten::cat", "copy", 2 * flat.bytes)
+        recorder.collective(Collective("all_reduce", flat.bytes, "tp", self.tensor_ranks, self.dtype), COMPUTE)
+        recorder.memory_bound("aten::_foreach_copy_", "copy", 2 * flat.bytes)
