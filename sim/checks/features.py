@@ -21,7 +21,7 @@ from sim.scenario.schema import ScenarioFile
 
 EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
 OTHER_NETWORK = (
-    r"\bbert\b|\bt5\b|\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?[3v]|falcon|\bphi\b|phi-"
+    r"\bbert\b|\bt5\b|\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
     r"|resnet|bamba|hybrid|toy"
 )
 EXPERTS = (
@@ -33,7 +33,7 @@ ADAPTERS = r"q?lora|adapter"
 INSIDE = ((r"selective_attention|core_attn", "core_attention"), (r"recompute-ffn|selective_op \(MLP\)", "mlp"))
 DISCARDED = ((r"recompute-norm|\+ norm|layernorm", "norm"), (r"recompute-swiglu|activation func", "activation"))
 PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
-REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2($|[^-])|distributed optimizer"
+REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
 STATES = r"opt|param|master|gradient|quants|residual"
 """Words of a row that speak of what a feature is."""
 
@@ -121,7 +121,7 @@ FEATURES = (
     Feature(
         name="ZeRO-2",
         path="parallel.data.shard_gradients",
-        needed=lambda f: _shared(f, r"^zero-?2($|[^-])"),
+        needed=lambda f: _shared(f, r"^zero-?2(?!-like)"),
         value=lambda f: True,
     ),
     Feature(

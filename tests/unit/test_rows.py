@@ -163,6 +163,8 @@ def test_compiled_rows_are_scored_with_the_assumption_said() -> None:
         ({"cp": "Ulysses SP=8", "dp": "1"}, "context parallelism"),
         ({"fsdp_or_zero": "zero1 (distributed optimizer)"}, "ZeRO-1"),
         ({"fsdp_or_zero": "zero2"}, "ZeRO-2"),
+        ({"fsdp_or_zero": "zero2-style (text)"}, "ZeRO-2"),
+        ({"model_name": "Nemotron V3 Nano"}, "no decoder"),
         ({"fsdp_or_zero": "none"}, "replicated data parallelism"),
         ({"precision": "float8 rowwise"}, "8-bit"),
         ({"offload": "optimizer"}, "offload of states"),
