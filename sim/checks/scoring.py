@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from sim.scenario.setup import Setup
 from sim.timeline.metrics import step_time
 
 GIB = 2**30
+AGAIN_S = 0.05
 Status = Literal["scored", "not expressible", "failed"]
 
 PREDICTED = (
@@ -143,7 +145,10 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _within(limit_s: float | None) -> Iterator[None]:
-    """Raises _TooLong after `limit_s`, where the platform has timers and this is the main thread."""
+    """Raises _TooLong after `limit_s`, where the platform has timers and this is the main thread.
+
+    Python drops what is raised while an object is taken down, so the timer goes on until it is heard.
+    """
     can_time = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if limit_s is None or not can_time:
         yield
@@ -152,10 +157,16 @@ def _within(limit_s: float | None) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise _TooLong
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    def unheard(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, _TooLong):
+            hook(dropped)
+
+    before, hook = signal.signal(signal.SIGALRM, stop), sys.unraisablehook
+    sys.unraisablehook = unheard
+    signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
