@@ -77,7 +77,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
-        check_checkpoint(document, checkpoint, model)
+        check_checkpoint(document, checkpoint, model, precision.compute if precision else "bf16")
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):

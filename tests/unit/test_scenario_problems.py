@@ -242,6 +242,23 @@ def test_a_policy_about_mm_is_warned_of_biases():
 
 
 @pytest.mark.parametrize(
+    "name", ["aten.addmm", "aten.bmm", "aten.native_dropout.default", "aten.embedding", "aten.cat"]
+)
+def test_an_operator_that_does_not_occur_is_warned_of(name):
+    (warned,) = load_text(VALID.replace("{every: 1}", f"{{save: [{name}]}}"), "mine.yaml").warnings
+    assert warned == (
+        f"mine.yaml line 7: strategies.full.checkpoint.save[0] {name}: does not occur in the layers of this model:"
+        " nothing is saved by it"
+    )
+
+
+def test_attention_that_is_not_fused_cannot_be_saved_by_its_name():
+    text = VALID.replace("torchtitan}", "torchtitan, attention: math}").replace("{every: 1}", "{save: [attention]}")
+    (warned,) = load_text(text).warnings
+    assert warned.endswith("with attention: math no fused attention occurs: nothing is saved by it")
+
+
+@pytest.mark.parametrize(
     ("checkpoint", "path", "text"),
     [
         ("{save: [atention]}", "save[0]", "(did you mean attention?)"),
