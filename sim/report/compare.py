@@ -19,6 +19,7 @@ from sim.report.read import read_run
 from sim.report.runner import Task, play_all
 from sim.report.summary import StrategySummary
 from sim.report.words import NOTHING, duration_of, whole
+from sim.scenario.problems import Problem, ScenarioError
 from sim.units import format_bytes
 
 Cell = Callable[[StrategySummary], str | Text]
@@ -36,9 +37,17 @@ class Entry:
 def gather(paths: Sequence[Path], jobs: int | None = None) -> list[Entry]:
     """Entries of scenario files (played now, all in one go), run folders and summary files, in the order given.
 
-    Raises ScenarioError for the first scenario with problems, RunError for the rest.
+    Raises ScenarioError with the problems of all scenarios, RunError for the rest.
     """
-    read = [_read(path) for path in paths]
+    read: list[tuple[list[Entry], list[Task]]] = []
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            read.append(_read(path))
+        except ScenarioError as error:
+            problems += error.problems
+    if problems:
+        raise ScenarioError(problems)
     tasks = [task for _, found in read for task in found]
     answers = iter(play_all(tasks, jobs))
     entries: list[Entry] = []

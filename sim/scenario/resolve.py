@@ -14,15 +14,22 @@ from sim.model.catalogue import (
     build_model,
     overridable_fields,
     preset_shapes,
-    read_huggingface_config,
 )
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.huggingface import HuggingFaceConfig, read_huggingface_config
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpointing import check_checkpoint
-from sim.scenario.consistency import check_allocator, check_batch, check_fsdp, check_precision
-from sim.scenario.document import Document
+from sim.scenario.consistency import (
+    check_allocator,
+    check_batch,
+    check_fsdp,
+    check_names,
+    check_precision,
+    check_version,
+)
+from sim.scenario.document import MISSING, Document
 from sim.scenario.load import OVERRIDES
-from sim.scenario.problems import Problem, ScenarioError
+from sim.scenario.problems import Problem, ScenarioError, shown
 from sim.scenario.schema import (
     BatchSection,
     CheckpointSection,
@@ -72,8 +79,11 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     mesh = _mesh(document, fsdp, cluster) if cluster and sections.whole("cluster", "parallel") else None
     checkpoint: CheckpointSection | None = sections.get("checkpoint")
     precision: PrecisionSection | None = sections.get("precision")
+    if sections.get("torch"):
+        check_version(document, sections.get("torch"))
+    check_names(document, sections.get("profile"), sections.get("host"), cluster)
     if fsdp:
-        check_fsdp(document, fsdp)
+        check_fsdp(document, fsdp, model, sections.get("torch"))
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
@@ -114,11 +124,13 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
         return None
     if section.chain is not None:
         return resolve_chain(document, section, section.chain)
+    read: HuggingFaceConfig | None = None
     try:
         if section.config is not None:
             file = _beside(document, section.config)
             name = file.parent.name if file.name == "config.json" else file.stem
-            shapes = read_huggingface_config(file)
+            read = read_huggingface_config(file)
+            shapes = read.shapes
         else:
             name = str(section.preset)
             shapes = preset_shapes(name)
@@ -127,15 +139,22 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
         return None
     overrides = {field: value for field in overridable_fields() if (value := getattr(section, field)) is not None}
     try:
-        return build_model(name, shapes, section.implementation, overrides)
+        model = build_model(name, shapes, section.implementation, overrides)
     except ModelError as error:
         _note_faults(document, error)
         return _build_without(error, name, shapes, section.implementation, overrides)
+    batch: BatchSection | None = sections.get("batch")
+    for message in read.not_modelled(model, batch.seq_len if batch else None) if read else ():
+        document.warning(("model", "config"), message)
+    return model
 
 
 def _note_faults(document: Document, error: ModelError) -> None:
+    """Blames the field; where nobody has written it, its value (a preset's, a config.json's) is told all the same."""
     for fault in error.faults:
-        document.problem(("model", fault.field), fault.message, allowed=fault.allowed)
+        written = document.value(("model", fault.field)) is not MISSING
+        message = fault.message if written else f"{shown(fault.value)}: {fault.message}"
+        document.problem(("model", fault.field), message, allowed=fault.allowed)
 
 
 def _build_without(

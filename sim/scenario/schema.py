@@ -21,6 +21,7 @@ from sim.scenario.kinds import (
     DurationPerLayer,
     Gpus,
     Layers,
+    Memory,
     MicroBatches,
     Names,
     Nodes,
@@ -120,7 +121,7 @@ class ModelSection(Section):
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
     """The training loop still holds the logits during backward."""
-    frozen: tuple[str, ...] | None = None
+    frozen: Names | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 
 
@@ -133,7 +134,7 @@ class ClusterSection(Section):
     """Default: the usual number for this GPU; 1 if there is one node and nothing in `parallel`."""
     nodes: Nodes = 1
     """Number of machines. Default: 1."""
-    usable_memory: Bytes | None = None
+    usable_memory: Memory | None = None
     """Device memory that cudaMemGetInfo calls total, e.g. 79.1 GiB. Default: the catalogue's."""
     context_memory: Bytes | None = None
     """Device memory of a process's CUDA context, outside PyTorch. Default: the catalogue's assumption."""
@@ -165,9 +166,11 @@ class FsdpSection(Section):
     """Blocks drop their gathered parameters after forward: true, false, a number of ranks to reshard to (a divisor of
     `degree`), or torchtitan (default): all but the last block."""
     root_reshard_after_forward: ReshardRoot | None = None
-    """The same for the root unit. Default: null, PyTorch's default: the root stays gathered."""
+    """The same for the root unit, from PyTorch 2.8 on, with units: blocks. Default: null, PyTorch's default: the root
+    stays gathered."""
     units: Literal["blocks", "torchtitan_2026"] = "blocks"
-    """What is wrapped: blocks and root (default), or torchtitan of 2026: embedding, blocks, norm with head, root."""
+    """What is wrapped: blocks and root (default), or torchtitan of 2026: embedding, blocks, norm with head, root
+    (implementation torchtitan with untied embeddings only)."""
     wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
     """Which wrapper is outside. Default: fsdp(checkpoint), as torchtitan; FSDP2 gathers equally often either way."""
     forward_prefetch: CountOrZero = 0
@@ -307,7 +310,7 @@ class ScenarioFile(Section):
     description: str = ""
     """A line for people."""
     torch: Version = "2.14"
-    """Version of PyTorch that is imitated. Default: "2.14". Write it in quotes."""
+    """Version of PyTorch that is imitated, 2.4 to 2.14. Default: "2.14". Write it in quotes."""
     model: ModelSection
     cluster: ClusterSection | None = None
     """May be absent for a chain only: one GPU then."""
