@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
 from sim.report.levers import Lever, find_lever
 from sim.scenario.setup import Scenario, Setup
+from sim.scenario.versions import RECORDED_ALLOCATOR, RECORDED_AUTOGRAD, minor_of
 from sim.timeline.clock import step_windows
 from sim.timeline.memory import MemoryTimeline
 from sim.timeline.metrics import outside_bytes
@@ -74,7 +76,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """How far a figure can be trusted: exact, calibrated, published, datasheet, given or assumed; and who says so."""
+    """How far a figure can be trusted: exact, close, calibrated, published, datasheet, given or assumed; and who says so."""
 
     label: str
     source: str
@@ -212,10 +214,23 @@ def evidence(setup: Setup) -> dict[str, Evidence]:
 
 
 def _byte_evidence(setup: Setup) -> Evidence:
+    """Exact for the versions that were recorded, else close: the rules of the nearest one are played."""
+    minor, version = minor_of(setup.torch), setup.torch
     if isinstance(setup.model, ChainConfig):
-        return Evidence(label="exact", source=f"Sizes of the scenario in PyTorch {setup.torch}'s caching allocator")
-    source = f"Allocations and caching allocator as PyTorch {setup.torch}'s, where recordings cover the case"
-    return Evidence(label="exact", source=source)
+        exact = minor in RECORDED_ALLOCATOR
+        source = f"Sizes of the scenario in PyTorch {version}'s caching allocator"
+        rules = _versions(RECORDED_ALLOCATOR)
+    else:
+        exact = minor in RECORDED_ALLOCATOR and minor in RECORDED_AUTOGRAD
+        source = f"Allocations and caching allocator as PyTorch {version}'s, where recordings cover the case"
+        rules = f"allocations of {_versions(RECORDED_AUTOGRAD)}, the allocator of {_versions(RECORDED_ALLOCATOR)}"
+    if exact:
+        return Evidence(label="exact", source=source)
+    return Evidence(label="close", source=f"Rules of the versions nearest to PyTorch {version}; recorded: {rules}")
+
+
+def _versions(recorded: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{major}.{minor}" for major, minor in recorded)
 
 
 def _time_evidence(setup: Setup) -> Evidence:

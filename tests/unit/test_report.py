@@ -18,7 +18,8 @@ from sim.report.files import folder_names
 from sim.report.levers import find_lever
 from sim.report.progress import Progress
 from sim.report.read import read_run, read_summary
-from sim.report.summary import RunSummary, summarize, summarize_run, to_json
+from sim.report.summary import RunSummary, evidence, summarize, summarize_run, to_json
+from sim.scenario import load_text
 from tests.unit.scenarios import CHAIN, ROOT, TIGHT, TINY, sim, write
 
 MIB = 1 << 20
@@ -98,6 +99,23 @@ def test_a_lever_is_the_peak_without_an_owner(chain: Result) -> None:
     assert lever is not None
     assert (lever.owner, lever.measure) == ("recomputed activations", "shorter segments")
     assert (lever.peak_bytes, lever.phase) == ((3 * 16 + 128) * MIB, "forward")
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "label"),
+    [
+        (TINY, "2.14", "exact"),
+        (TINY, "2.14.1", "exact"),
+        (TINY, "2.13", "close"),
+        (TINY, "1.0", "close"),
+        (CHAIN, "2.9", "exact"),
+        (CHAIN, "2.10", "close"),
+        (CHAIN, "99.99", "close"),
+    ],
+)
+def test_bytes_are_exact_only_of_versions_that_were_recorded(text: str, version: str, label: str) -> None:
+    (setup, *_) = load_text(text, overrides=[f'torch="{version}"']).strategies
+    assert evidence(setup)["bytes"].label == label
 
 
 def test_tokens_are_counted_over_all_gpus(tiny: Result) -> None:
