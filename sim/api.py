@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sim.cost.model import CostModel
+from sim.engine.deadlock import DeadlockError, with_transfers_named
 from sim.engine.memory import play_memory
 from sim.engine.play import play
 from sim.model.config import ChainConfig
 from sim.program.program import Owner, Program
 from sim.runtime.lower import HostCall, lower
 from sim.runtime.record import record
+from sim.runtime.schedules import in_flight, orders, stages_of
 from sim.scenario import load_scenario
 from sim.scenario.setup import Scenario, Setup
 from sim.timeline.lanes import Lanes, make_lanes
@@ -22,6 +25,7 @@ from sim.timeline.metrics import (
     StepTime,
     Utilization,
     active_peak,
+    bubble_fraction,
     outside_bytes,
     step_memory,
     step_time,
@@ -43,11 +47,44 @@ _DRIVER_COST = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """One simulated rank: the only one without a pipeline. `stages`: numbers of the pipeline stages that it holds.
+
+    in_flight: most micro-batches (of any of its stages) between forward and backward at once, as the schedule has it.
+    """
+
+    stages: tuple[int, ...]
+    program: Program
+    memory: MemoryTimeline
+    unlimited: MemoryTimeline
+    lanes: Lanes | None
+    steady: StepMemory
+    first_step: StepMemory
+    time: StepTime | None
+    in_flight: int
+
+    @property
+    def name(self) -> str:
+        return f"stage{'s' * (len(self.stages) > 1)} {', '.join(map(str, self.stages))}"
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.out_of_memory is None
+
+    @property
+    def shown(self) -> MemoryTimeline:
+        """Memory as on the device, or as it would be where it does not fit."""
+        return self.memory if self.fits else self.unlimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One strategy, played: timelines and figures.
 
     memory: as on the device, ending in an out-of-memory where it does not fit; unlimited: the same with memory without
-    end, equal to `memory` where it fits. Times are None where the run did not get through a steady step.
+    end, equal to `memory` where it fits. Times are None where the run did not get through a steady step. With a
+    pipeline, `ranks` are its ranks; everything else speaks of the one with the largest device use (`worst`), but for the
+    step time, which is that of the slowest.
     """
 
     setup: Setup
@@ -63,6 +100,10 @@ class Outcome:
     utilization: Utilization | None
     step_sigma: float | None
     """Relative sigma of the step time, from the spread of the sources behind the cost profile."""
+    ranks: tuple[RankOutcome, ...]
+    worst: RankOutcome
+    bubble_fraction: float | None
+    """Idle over busy time of the pipeline's compute streams; None without a pipeline."""
 
     @property
     def name(self) -> str:
@@ -74,7 +115,7 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        return self.memory.out_of_memory is None
+        return all(rank.fits for rank in self.ranks)
 
     @property
     def capacity_bytes(self) -> int:
@@ -125,28 +166,70 @@ def simulate(scenario: Scenario | str | Path, progress: Callable[[str], None] | 
 
 def simulate_setup(setup: Setup) -> Outcome:
     """Play one strategy."""
-    program = record(setup, STEPS)
-    memory, unlimited = fit_memory(setup, program)
-    lanes = play_time(setup, program, memory) if memory.out_of_memory is None else None
-    outside = outside_bytes(setup)
-    shown = memory if memory.out_of_memory is None else unlimited
-    found, owners = active_peak(shown)
-    time = step_time(lanes) if lanes is not None else None
+    programs = [record(setup, STEPS, rank=rank) for rank in range(setup.stages)]
+    memories = [fit_memory(setup, program) for program in programs]
+    fits = all(memory.out_of_memory is None for memory, _ in memories)
+    lanes = play_time(setup, programs, [memory for memory, _ in memories]) if fits else [None] * len(programs)
+    ranks = tuple(map(partial(_rank_outcome, setup), range(setup.stages), programs, memories, lanes))
+    worst = max(ranks, key=lambda rank: (not rank.fits, rank.steady.device_bytes))
+    found, owners = active_peak(worst.shown)
+    time = _slowest(ranks, worst)
+    played = [rank_lanes for rank_lanes in lanes if rank_lanes is not None]
     return Outcome(
         setup=setup,
-        program=program,
-        memory=memory,
-        unlimited=unlimited,
-        lanes=lanes,
-        steady=step_memory(shown, -1, outside),
-        first_step=step_memory(shown, 0, outside),
+        program=worst.program,
+        memory=worst.memory,
+        unlimited=worst.unlimited,
+        lanes=worst.lanes,
+        steady=worst.steady,
+        first_step=worst.first_step,
         peak=found,
         owners=owners,
         time=time,
         utilization=utilization(setup, time) if time is not None else None,
-        step_sigma=step_sigma(lanes, cost_model(setup), time.step_ns)
-        if lanes is not None and time is not None
+        step_sigma=step_sigma(worst.lanes, cost_model(setup), time.step_ns)
+        if worst.lanes is not None and time is not None
         else None,
+        ranks=ranks,
+        worst=worst,
+        bubble_fraction=bubble_fraction(played) if setup.pipeline is not None and played else None,
+    )
+
+
+def _rank_outcome(
+    setup: Setup, rank: int, program: Program, memory: tuple[MemoryTimeline, MemoryTimeline], lanes: Lanes | None
+) -> RankOutcome:
+    on_device, unlimited = memory
+    shown, outside = unlimited if on_device.out_of_memory is not None else on_device, outside_bytes(setup)
+    stages: tuple[int, ...] = (0,)
+    flying = 1
+    if setup.pipeline is not None:
+        pipeline, count = setup.pipeline, setup.batch.accumulation
+        stages = tuple(stages_of(rank, pipeline.degree, pipeline.chunks, pipeline.folded))
+        actions = orders(pipeline.schedule, pipeline.degree, count, pipeline.chunks)[rank]
+        flying = in_flight(actions, until_weights=pipeline.splits_backward)
+    return RankOutcome(
+        stages=stages,
+        program=program,
+        memory=on_device,
+        unlimited=unlimited,
+        lanes=lanes,
+        steady=step_memory(shown, -1, outside),
+        first_step=step_memory(shown, 0, outside),
+        time=step_time(lanes) if lanes is not None else None,
+        in_flight=flying,
+    )
+
+
+def _slowest(ranks: tuple[RankOutcome, ...], worst: RankOutcome) -> StepTime | None:
+    """The times of the worst rank in a step that lasts as long as the slowest rank's."""
+    times = [rank.time for rank in ranks if rank.time is not None]
+    if worst.time is None:
+        return None
+    return replace(
+        worst.time,
+        step_ns=max(time.step_ns for time in times),
+        first_step_ns=max(time.first_step_ns for time in times),
     )
 
 
@@ -175,12 +258,33 @@ def cost_model(setup: Setup) -> CostModel:
     )
 
 
-def play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:
-    """When everything ran, with the driver calls that `memory` made; with unlimited memory: when it would run."""
+def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[MemoryTimeline]) -> list[Lanes]:
+    """When everything ran, with the driver calls that `memories` made; with unlimited memory: when it would run.
+
+    One program and memory per pipeline rank. Raises DeadlockError when ranks wait for each other.
+    """
     cost = cost_model(setup)
-    calls = []
-    for event, action, _ in memory.driver_calls:
-        kind, waits = _DRIVER_COST[action]
-        calls.append(HostCall(event, cost.driver_call_ns(kind), waits))
-    lowered = lower(program, cost, setup.mesh, calls)
-    return make_lanes(program, lowered.world, play(lowered.world), lowered.entry_of_row)
+    calls = [[_host_call(cost, event, action) for event, action, _ in memory.driver_calls] for memory in memories]
+    lowered = lower(programs, cost, setup.mesh, calls)
+    try:
+        played = play(lowered.world)
+    except DeadlockError as error:
+        raise with_transfers_named(error, lowered.world, programs) from None
+    return [
+        make_lanes(program, lowered.world, played, entries, rank)
+        for rank, (program, entries) in enumerate(zip(programs, lowered.entries))
+    ]
+
+
+def _host_call(cost: CostModel, event: int, action: str) -> HostCall:
+    kind, waits = _DRIVER_COST[action]
+    return HostCall(event, cost.driver_call_ns(kind), waits)
+
+
+def shown_lanes(outcome: Outcome) -> list[Lanes]:
+    """The lanes of every rank; where the strategy does not fit, those that it would have with memory enough."""
+    lanes = [rank.lanes for rank in outcome.ranks if rank.lanes is not None]
+    if len(lanes) == len(outcome.ranks):
+        return lanes
+    programs, memories = zip(*((rank.program, rank.unlimited) for rank in outcome.ranks))
+    return play_time(outcome.setup, programs, memories)

@@ -28,8 +28,13 @@ class LargestMicroBatch:
 def reserved_bytes(setup: Setup, micro_batch: int) -> int | None:
     """Peak of reserved bytes with this micro-batch; None if the run does not get through all steps."""
     candidate = replace(setup, batch=replace(setup.batch, micro_batch=micro_batch))
-    memory = device_memory(candidate, record(candidate, STEPS))
-    return None if memory.out_of_memory is not None else int(memory.reserved_bytes.max(initial=0))
+    most = 0
+    for rank in range(candidate.stages):
+        memory = device_memory(candidate, record(candidate, STEPS, rank=rank))
+        if memory.out_of_memory is not None:
+            return None
+        most = max(most, int(memory.reserved_bytes.max(initial=0)))
+    return most
 
 
 def largest_micro_batch(

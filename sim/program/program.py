@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.program.kernels import Collective, HostWork, Kernel
+from sim.program.kernels import Collective, HostWork, Kernel, Transfer
 
 Ints = npt.NDArray[np.int64]
 
 
 class Row(IntEnum):
-    """Kinds of rows. `argument` is: kernel number, event number (RECORD, WAIT, SYNC), collective number, host-work number."""
+    """Kinds of rows. `argument` is: kernel number, event number (RECORD, WAIT, SYNC), collective number, host-work number,
+    transfer number (SEND, RECEIVE)."""
 
     LAUNCH = 0
     RECORD = 1
@@ -28,6 +29,8 @@ class Row(IntEnum):
     SYNC = 3
     COLLECTIVE = 4
     HOST = 5
+    SEND = 6
+    RECEIVE = 7
 
 
 class Mem(IntEnum):
@@ -76,7 +79,13 @@ OWNER_LABELS = {
 
 # Streams of a rank, in the order of PyTorch FSDP2's own (FSDP.md fact 1); memory belongs to the stream it was made on.
 COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = range(5)
-STREAM_NAMES = ("compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
+TENSOR, DATA = 5, 6  # NCCL streams of Megatron's tensor-parallel and data-parallel communicators
+# Those of a pipeline: to and from the ranks of the next and the previous stages.
+SEND_NEXT, SEND_PREVIOUS, RECEIVE_NEXT, RECEIVE_PREVIOUS = range(7, 11)
+STREAM_NAMES = (
+    "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel", "data_parallel",
+    "send_next", "send_previous", "receive_next", "receive_previous",
+)  # fmt: skip
 
 
 class Phase(IntEnum):
@@ -130,6 +139,7 @@ class Program:
     marks: list[Mark]
     events: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
 
     def where(self, packed: int) -> tuple[Phase, str, str]:
         """Phase, module path and operator that a packed `where` stands for."""

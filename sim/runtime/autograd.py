@@ -130,8 +130,13 @@ def gradient_edge(tensor: Tensor | None) -> Edge | None:
     return accumulator, 0
 
 
-def run_backward(tape: Tape, root: Any, gradients: Gradients) -> None:
-    """Walk the tape back from `root`, highest sequence number first. `gradients` is emptied when root has run."""
+def run_backward(
+    tape: Tape, root: Any, gradients: Gradients, put_off: Callable[[Any, Gradients], None] | None = None
+) -> None:
+    """Walk the tape back from `root`, highest sequence number first. `gradients` is emptied when root has run.
+
+    `put_off`: the graph is kept for a second pass (retain_graph), and told each node with its gradients.
+    """
     missing = _count_consumers(root)
     ready: list[tuple[int, int, Any, Gradients]] = [(-root.sequence, 0, root, gradients)]
     del gradients
@@ -145,13 +150,16 @@ def run_backward(tape: Tape, root: Any, gradients: Gradients) -> None:
             for hook in node.pre_hooks:
                 hook(gradients)
             recorder.enter_backward(node.base, node.op.number)
+        if put_off is not None:
+            put_off(node, gradients)
         results = node.backward(tape, gradients)
         for index, meta in enumerate(node.metas):
             if results[index] is not None and node.edges[index] is not None:
                 results[index] = _fit(tape, results[index], meta)
         while gradients:
             gradients.pop(0)
-        node.release()
+        if put_off is None:
+            node.release()
         for index, edge in enumerate(node.edges):
             if edge is None:
                 continue

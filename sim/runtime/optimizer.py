@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner
 from sim.runtime import scratch
@@ -11,14 +13,21 @@ from sim.runtime.tensor import Tensor
 NORM_CHUNK = 65_536  # elements per block of _foreach_norm
 
 
-def clip_grad_norm(tape: Tape, parameters: list[Tensor], shard_ranks: int) -> None:
-    """torch.nn.utils.clip_grad_norm_(foreach=True). Over several ranks gradients are DTensors, the norm is reduced."""
+def clip_grad_norm(
+    tape: Tape, parameters: list[Tensor], shard_ranks: int, summed: Callable[[], None] | None = None
+) -> None:
+    """torch.nn.utils.clip_grad_norm_(foreach=True). Over several ranks gradients are DTensors, the norm is reduced.
+
+    `summed` is called once the norm is there: the place to add up those of other stages.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return
     n, dtype, recorder = len(gradients), gradients[0].dtype, tape.recorder
     total_bytes = sum(g.bytes for g in gradients)
     total = _total_norm(tape, gradients, n, dtype, shard_ranks)
+    if summed is not None:
+        summed()
     plus_eps, reciprocal = tape.empty((), dtype), tape.empty((), dtype)
     coefficient = tape.empty((), dtype)
     del plus_eps, reciprocal

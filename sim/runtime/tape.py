@@ -17,7 +17,7 @@ from sim.model.calls import Tensor as ModelTensor
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import Owner, Phase
 from sim.runtime import scratch
-from sim.runtime.autograd import Node, SavedTensor, SavedTensorHook, run_backward
+from sim.runtime.autograd import Gradients, Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, Recorder
 from sim.runtime.replay import Template, run_layer
 from sim.runtime.strides import Strides, follow
@@ -71,9 +71,14 @@ class Tape:
         self.engine_running = False
         self._thread = "main"
         self._workspaces: dict[str, Storage] = {}
+        self._global_buffer: Tensor | None = None
         self.stamps = False
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}
+        self.micro_batch: str | None = None
+        """Of a pipeline: "first" or "later" of a step to come back, which decides whether gradients are there then."""
+        self.splits: str | None = None
+        """Which part of a split backward runs: "input" or "weight"."""
 
     # -- modules -----------------------------------------------------------------------------------------------
     def enter(self, path: str) -> int:
@@ -187,8 +192,15 @@ class Tape:
         self.recorder.gemm(name, m, n, k, dtype, batch or 1)
         return out
 
+    def global_buffer(self, elements: int, dtype: str) -> Tensor:
+        """Megatron's: made at the first use, replaced where it is too small."""
+        if self._global_buffer is None or self._global_buffer.elements < elements:
+            self._global_buffer = self.empty((elements,), dtype, owner=Owner.WORKSPACE)
+            self._workspaces["global buffer"] = self._global_buffer.storage
+        return self._global_buffer
+
     def workspace_is_new(self, handle: int) -> bool:
-        """Has a cuBLAS workspace been allocated at or after allocation `handle`?"""
+        """Has a workspace that stays been allocated at or after allocation `handle`?"""
         return any(w.handle is not None and w.handle >= handle for w in self._workspaces.values())
 
     def sum_to(self, gradient: Tensor, shape: Shape) -> Tensor:
@@ -222,16 +234,22 @@ class Tape:
                 self.autocast_cache.clear()
 
     # -- backward ----------------------------------------------------------------------------------------------
-    def backward(self, loss: Tensor) -> None:
-        """loss.backward(). The root gradient lives until it returns."""
+    def backward(
+        self, loss: Tensor, gradient: Tensor | None = None, walk: Callable[[Any, Gradients], None] | None = None
+    ) -> None:
+        """loss.backward(gradient). The root gradient lives until it returns. `walk`: instead of the engine's whole walk
+        from the root node."""
         recorder = self.recorder
         before = recorder.base, recorder.default_owner
         assert loss.node is not None
         recorder.enter_backward(loss.node.base, _ONES_LIKE)
-        root = self.pointwise("aten::ones_like", loss.shape, loss.dtype, None, 0)
+        root = gradient if gradient is not None else self.pointwise("aten::ones_like", loss.shape, loss.dtype, None, 0)
         self._thread, self.engine_running = "autograd", True
         with self.grad_mode(False):
-            run_backward(self, loss.node, [root])
+            if walk is not None:
+                walk(loss.node, [root])
+            else:
+                run_backward(self, loss.node, [root])
             while self.final_callbacks:
                 self.final_callbacks.pop(0)()
         self._thread, self.engine_running = "main", False

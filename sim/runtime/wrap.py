@@ -73,28 +73,26 @@ def apply_fsdp(
     for i, block in enumerate(blocks):
         reshard = fsdp.reshard_after_forward
         decided: bool | int = i < last if reshard == "torchtitan" else reshard
+        if setup.pipeline is not None and reshard == "torchtitan":
+            decided = False  # its default with a pipeline: micro-batches would gather again and again
         own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
     taken = {id(p) for _, _, unit_slots, _ in own for p in unit_slots}
     rest = [p for p in slots if id(p) not in taken]
     root_reshard = fsdp.root_reshard_after_forward
     parts = vars(model)
+    last_unit: tuple[str, list[Module], list[Parameter], UnitPolicy] | None = None
     if fsdp.units == "torchtitan_2026":
         embedding, norm, head = parts["tok_embeddings"], parts["norm"], parts["output"]
         Unit(tape, communication, "root", [model], [], unit_policy(fsdp, precision, False))
-        Unit(
-            tape,
-            communication,
-            "tok_embeddings",
-            [embedding],
-            embedding.parameters(),
-            unit_policy(fsdp, precision, True),
-        )
-        tail = norm.parameters() + head.parameters()
-        last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
+        if embedding is not None:
+            embedding_policy = unit_policy(fsdp, precision, setup.pipeline is None)
+            Unit(tape, communication, "tok_embeddings", [embedding], embedding.parameters(), embedding_policy)
+        if head is not None:
+            tail = norm.parameters() + head.parameters()
+            last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
     else:
         reshard_root = root_reshard if root_reshard and _honours_root_reshard(setup.torch) else False
         Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, reshard_root))
-        last_unit = None
     for name, module, unit_slots, reshard_block in own:
         Unit(tape, communication, name, [module], unit_slots, unit_policy(fsdp, precision, reshard_block))
     if last_unit is not None:
@@ -120,19 +118,23 @@ def _prefetch_lists(communication: Communication, fsdp: Fsdp) -> None:
             unit.backward_prefetch = blocks[max(0, i - fsdp.backward_prefetch) : i][::-1]
 
 
-def mark_repeats(model: Module) -> None:
+def mark_repeats(model: Module, again: bool = False, kinds: int = 0) -> None:
     """Tell the tape which layers are alike, so that it may record one and stamp the others (sim.runtime.replay).
 
-    Units inside a layer are left alone: gathering is the outermost module's affair or nobody's.
+    Units inside a layer are left alone: gathering is the outermost module's affair or nobody's. `again`: a pipeline
+    stage, which runs for every micro-batch; its first and last layers are kinds of their own, since what comes in is
+    held outside. Kinds are numbered from `kinds`.
     """
     alike: dict[object, list[tuple[Module, tuple[str, ...]]]] = {}
-    for layer in layers_of(model):
+    layers = list(layers_of(model))
+    for number, layer in enumerate(layers):
         blocks = blocks_of(layer)
         if any(block.hooks is not None for block in blocks if block is not layer):
             continue
         paths = tuple(block.path for block in blocks)
         trained = tuple(slot.requires_grad for slot in layer.parameters())
-        alike.setdefault((structure(layer), trained), []).append((layer, paths))
-    for kind, layers in enumerate(alike.values()):
-        for index, (layer, paths) in enumerate(layers):
-            layer.repeat = Repeat(kind, index, len(layers), paths, tuple(layer.parameters()))
+        edge = again and (number in (0, len(layers) - 1)) and number + 1
+        alike.setdefault((structure(layer), trained, edge), []).append((layer, paths))
+    for kind, same in enumerate(alike.values(), kinds):
+        for index, (layer, paths) in enumerate(same):
+            layer.repeat = Repeat(kind, index, len(same), paths, tuple(layer.parameters()), again)

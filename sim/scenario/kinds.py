@@ -113,6 +113,23 @@ BytesPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_bytes, "16 Mi
 DurationPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_duration, "20 us")]
 
 
+def _placement(value: Any) -> str | tuple[int, ...]:
+    if value == "balanced":
+        return "balanced"
+    if isinstance(value, list) and value and all(type(count) is int and count > 0 for count in value):
+        return tuple(value)
+    raise ValueError("balanced, or a list of layers per stage, e.g. [7, 9, 9, 7], is expected")
+
+
+Placement = Annotated[
+    str | tuple[int, ...],
+    BeforeValidator(_placement),
+    _schema(
+        anyOf=[{"const": "balanced"}, {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}]
+    ),
+]
+
+
 def _reshard(value: Any) -> str | int:
     if value == "torchtitan" or isinstance(value, bool) or (type(value) is int and value > 1):
         return value  # type: ignore[no-any-return]

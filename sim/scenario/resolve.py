@@ -29,6 +29,7 @@ from sim.scenario.consistency import (
 )
 from sim.scenario.document import MISSING, Document
 from sim.scenario.load import OVERRIDES
+from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError, shown
 from sim.scenario.schema import (
     BatchSection,
@@ -38,6 +39,8 @@ from sim.scenario.schema import (
     HostSection,
     ModelSection,
     OptimizerSection,
+    ParallelSection,
+    PipelineSection,
     PrecisionSection,
     RegionSection,
 )
@@ -71,12 +74,13 @@ def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
 def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     """One strategy, or None with problems noted on the document; as much as possible is checked in any case."""
     is_chain = isinstance(document.value(("model", "chain")), dict)
-    parallel = sections.get("parallel")
-    fsdp: FsdpSection | None = parallel.fsdp if parallel else None
+    parallel = sections.get("parallel") or ParallelSection()
+    fsdp: FsdpSection | None = parallel.fsdp
+    pipeline: PipelineSection | None = parallel.pipeline
     model = _model(document, sections)
-    cluster = _cluster(document, sections, fsdp, is_chain)
+    cluster = _cluster(document, sections, fsdp is None and pipeline is None, is_chain)
     batch = _batch(document, sections, is_chain)
-    mesh = _mesh(document, fsdp, cluster) if cluster and sections.whole("cluster", "parallel") else None
+    mesh = _mesh(document, fsdp, pipeline, cluster) if cluster and sections.whole("cluster", "parallel") else None
     checkpoint: CheckpointSection | None = sections.get("checkpoint")
     precision: PrecisionSection | None = sections.get("precision")
     if sections.get("torch"):
@@ -88,6 +92,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model, precision.compute if precision else "bf16")
+    stages = None
+    if pipeline and model and batch and sections.whole("parallel"):
+        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -108,6 +115,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
+        pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
     )
 
@@ -175,7 +183,7 @@ def _beside(document: Document, config: str) -> FilePath:
     return folder / os.path.expanduser(config)
 
 
-def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, is_chain: bool) -> Cluster | None:
+def _cluster(document: Document, sections: Sections, unshared: bool, is_chain: bool) -> Cluster | None:
     if "cluster" not in sections.by_name:
         return None
     section: ClusterSection | None = sections.get("cluster")
@@ -189,7 +197,7 @@ def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, i
     except UnknownGpu:
         document.problem(("cluster", "gpu"), "", allowed=gpu_names())
         return None
-    alone = fsdp is None and section.nodes == 1
+    alone = unshared and section.nodes == 1
     return make_cluster(
         gpu,
         gpus_per_node=section.gpus_per_node or (1 if alone else None),
@@ -212,14 +220,16 @@ def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSecti
     return batch
 
 
-def _mesh(document: Document, fsdp: FsdpSection | None, cluster: Cluster) -> Mesh | None:
-    if fsdp is None and cluster.gpus > 1:
+def _mesh(
+    document: Document, fsdp: FsdpSection | None, pipeline: PipelineSection | None, cluster: Cluster
+) -> Mesh | None:
+    if fsdp is None and pipeline is None and cluster.gpus > 1:
         advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
         document.problem(("parallel",), advice, show=False)
         return None
-    dimensions = []
+    dimensions = [] if pipeline is None else [("pp", pipeline.degree)]
     if fsdp is not None:
-        dimensions = [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
+        dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
         dimensions.append(("fsdp", fsdp.degree))
     try:
         return Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)

@@ -25,6 +25,7 @@ from sim.scenario.kinds import (
     MicroBatches,
     Names,
     Nodes,
+    Placement,
     PositiveNumber,
     Probability,
     Ranks,
@@ -58,6 +59,8 @@ class ChainSection(Section):
     """Time of a layer's forward."""
     backward: DurationPerLayer
     """Time of a layer's backward, without recomputation."""
+    weight_gradient: DurationPerLayer | None = None
+    """The part of `backward` that makes weight gradients, which zero-bubble schedules put off. Default: half of it."""
     recompute: DurationPerLayer | None = None
     """Time to run a layer's forward again. Default: `forward`."""
     exposed_communication: Duration = 0
@@ -186,11 +189,28 @@ class FsdpSection(Section):
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
 
 
+class PipelineSection(Section):
+    """Pipeline stages; `batch.accumulation` is the number of micro-batches. Embedding and head are on the first and the
+    last stage. With `fsdp`, gradients are reduced after a stage's last micro-batch."""
+
+    degree: Ranks
+    """Ranks that a micro-batch passes; degree x fsdp degree x replicas is the number of GPUs."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v"] = "1f1b"
+    """Order of forwards and backwards, as torch.distributed.pipelining's. Default: 1f1b."""
+    virtual: Count | None = None
+    """Stages (model chunks) per rank. Default: 2 for interleaved, breadth-first, zb-v and dualpipe-v, else 1."""
+    placement: Placement = "balanced"
+    """Layers per stage, first stage first, e.g. [7, 9, 9, 7]. Default: balanced; what is left over goes to the stages
+    after the first."""
+
+
 class ParallelSection(Section):
     """How the ranks share the work. Empty or absent: one GPU."""
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    pipeline: PipelineSection | None = None
+    """Pipeline parallelism. Default: null."""
 
 
 class PrecisionSection(Section):

@@ -113,6 +113,33 @@ class Fsdp:
     cpu_offload: bool = False
 
 
+FOLDED = ("zb-v", "dualpipe-v")
+SPLITS_BACKWARD = ("zb-h1", *FOLDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Pipeline stages over `degree` ranks, `chunks` of them on each; `placement`: layers of every stage.
+
+    `schedule` is one of sim.runtime.schedules. The micro-batches are those of `Batch.accumulation`.
+    """
+
+    degree: int
+    schedule: str
+    chunks: int
+    placement: tuple[int, ...]
+
+    @property
+    def folded(self) -> bool:
+        """Stages go over the ranks there and back: first and last stage are on one rank."""
+        return self.schedule in FOLDED
+
+    @property
+    def splits_backward(self) -> bool:
+        """Weight gradients are put off."""
+        return self.schedule in SPLITS_BACKWARD
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
@@ -142,6 +169,18 @@ class Setup:
     """Name of the cost profile; None: the GPU's own."""
     offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
+    pipeline: Pipeline | None = None
+
+    @property
+    def stages(self) -> int:
+        """Ranks that are simulated: one for each pipeline rank, which stands for its symmetric peers."""
+        return self.pipeline.degree if self.pipeline is not None else 1
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that train on different data."""
+        return self.cluster.gpus // self.stages
+
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
 

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from sim.api import Outcome, Result, load, simulate
+from sim.api import Outcome, Result, load, shown_lanes, simulate
 from sim.program.program import COMPUTE, Mem
 from sim.report.files import FILES
-from sim.report.picture import picture_of, shown_lanes, thinned
+from sim.report.picture import picture_of, thinned
 from sim.timeline.clock import host_clock, memory_clock, step_windows
 from sim.timeline.export.names import collective_name
 from sim.timeline.export.tables import kernel_table, memory_table
