@@ -9,12 +9,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
 from sim import __version__
 from sim.api import Outcome, cost_model
 from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
+from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.levers import Lever, find_lever
 from sim.scenario.setup import Scenario, Setup
 from sim.scenario.versions import RECORDED_ALLOCATOR, RECORDED_AUTOGRAD, minor_of
@@ -126,6 +128,7 @@ class StrategySummary:
     all_gathers: int | None
     reduce_scatters: int | None
     largest_micro_batch: int | None
+    largest_micro_batch_is_lower_bound: bool
     fits: bool
     usable_device_bytes: int
     context_bytes: int
@@ -136,6 +139,7 @@ class StrategySummary:
     bubble_fraction: float | None
     stages: tuple[StageSummary, ...]
     labels: dict[str, Evidence]
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,7 @@ class RunSummary:
 
     sim_version: str
     scenario: str
+    overrides: tuple[str, ...]
     description: str
     model: str
     gpu: str
@@ -151,6 +156,11 @@ class RunSummary:
     mfu_formula: str
     warnings: tuple[str, ...]
     strategies: tuple[StrategySummary, ...]
+
+    @property
+    def title(self) -> str:
+        """As Scenario.title."""
+        return f"{self.scenario}@{','.join(self.overrides)}" if self.overrides else self.scenario
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, ready for JSON."""
@@ -167,6 +177,7 @@ def summarize_run(scenario: Scenario, strategies: tuple[StrategySummary, ...]) -
     return RunSummary(
         sim_version=__version__,
         scenario=scenario.name,
+        overrides=scenario.overrides,
         description=scenario.description,
         model=first.model.name,
         gpu=first.cluster.gpu.name,
@@ -206,6 +217,7 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         all_gathers=time.collectives.get("all_gather", 0) if time else None,
         reduce_scatters=time.collectives.get("reduce_scatter", 0) if time else None,
         largest_micro_batch=largest_micro_batch,
+        largest_micro_batch_is_lower_bound=largest_micro_batch == LARGEST_CONSIDERED,
         fits=outcome.fits,
         usable_device_bytes=usable,
         context_bytes=setup.cluster.context_bytes,
@@ -216,7 +228,13 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         bubble_fraction=outcome.bubble_fraction,
         stages=_stages(outcome),
         labels=evidence(setup),
+        fingerprint=fingerprint(setup),
     )
+
+
+def fingerprint(setup: Setup) -> str:
+    """The same for the same set-up played by the same version, so by figures that may stand beside each other."""
+    return sha256(f"{__version__} {setup!r}".encode()).hexdigest()[:16]
 
 
 def tokens_per_step(setup: Setup) -> int | None:

@@ -51,7 +51,7 @@ CHAIN_GPU = "h100-sxm-80gb"
 """What a chain runs on where no cluster is given; its times are given, so only the memory matters."""
 
 
-def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
+def resolve(document: Document, name: str, path: FilePath | None, overrides: tuple[str, ...] = ()) -> Scenario:
     """The scenario in a document. Raises ScenarioError with all problems; warnings go into the scenario."""
     setups: list[Setup] = []
     problems, warnings = list(document.problems), list(document.warnings)
@@ -68,7 +68,14 @@ def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
     if problems:
         raise ScenarioError(problems)
     texts = dict.fromkeys(_warning(warning) for warning in warnings)
-    return Scenario(name=name, path=path, description=description, strategies=tuple(setups), warnings=tuple(texts))
+    return Scenario(
+        name=name,
+        path=path,
+        description=description,
+        strategies=tuple(setups),
+        warnings=tuple(texts),
+        overrides=overrides,
+    )
 
 
 def _setup(name: str, document: Document, sections: Sections) -> Setup | None:

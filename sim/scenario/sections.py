@@ -152,6 +152,16 @@ def _section_at(path: Path) -> type[BaseModel]:
     return section
 
 
+def is_field(path: str) -> bool:
+    """Does a scenario have the field at a dotted path?"""
+    section: type[BaseModel] | None = ScenarioFile
+    for part in path.split("."):
+        if section is None or part not in section.model_fields:
+            return False
+        section = _model_in(section.model_fields[part].annotation)
+    return True
+
+
 def _model_in(kind: Any) -> type[BaseModel] | None:
     """The pydantic model in `Model`, `Model | None` or a tuple of these."""
     if get_origin(kind) in (Union, UnionType, tuple):
