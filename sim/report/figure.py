@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GIB, MIB = 1 << 30, 1 << 20
 DPI = 110
 CELL_INCHES = 3.1
-WIDTH_INCHES, CURVE_INCHES, LANE_INCHES, MARGIN_INCHES = 12.0, 4.3, 0.33, 1.3
+WIDTH_INCHES, CURVE_INCHES, LANE_INCHES, MARGIN_INCHES = 12.7, 4.3, 0.33, 1.3
 PLAIN = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 FAINTEST = 0.2
 """Of the colour: what runs for an instant is still seen."""
@@ -78,7 +78,7 @@ def timeline_figure(picture: Picture, title: str) -> Figure:
     lanes_height = LANE_INCHES * max(len(picture.lanes), MIN_LANES)
     height = CURVE_INCHES + lanes_height + MARGIN_INCHES
     figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI)
-    grid = {"height_ratios": (CURVE_INCHES, lanes_height), "hspace": 0.12, "left": 0.085, "right": 0.785}
+    grid = {"height_ratios": (CURVE_INCHES, lanes_height), "hspace": 0.12, "left": 0.08, "right": 0.745}
     grid |= {"bottom": 0.5 / height, "top": 1 - 0.35 / height}
     memory_axes, lane_axes = figure.subplots(2, 1, sharex=True, gridspec_kw=grid)
     figure.suptitle(title, x=0.01, y=1 - 0.1 / height, ha="left", va="top", fontsize=12, fontweight="bold")
@@ -170,7 +170,7 @@ def draw_lanes(axes: Axes, picture: Picture) -> None:
         for kind, times_ms in lane.work.items():
             bars = [(start, end - start) for start, end, _ in times_ms.tolist()]
             colours = [to_rgba(WORK_COLOURS[kind], max(share, FAINTEST)) for share in times_ms[:, 2].tolist()]
-            axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colours, linewidth=0)
+            axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colours, linewidth=0, antialiased=False)
     axes.set_yticks(range(len(picture.lanes)), [lane.name for lane in picture.lanes], fontsize=8.5)
     axes.set_ylim(max(len(picture.lanes), 2) - 0.5, -0.5)
     axes.set_xlim(0, picture.step_ms)

@@ -19,8 +19,8 @@ from sim.timeline.lanes import Bools, Lanes, merged, total
 
 BINS = 2400
 """Instants that a curve keeps: more than a figure has pixels."""
-SHADES = 8
-"""Shares of a bin that are told apart."""
+LANE_BINS, SHADES = 900, 8
+"""Instants that a lane keeps, one per pixel of its figure, and the shares of one that are told apart."""
 SHORTEST_LANE = 1e-4
 """Of a step: a stream that is busy for less is left out."""
 COMMUNICATION, COPY_IN = "communication", "copy-in"
@@ -182,16 +182,16 @@ def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]
 
 
 def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, until_ns: float) -> Floats:
-    """Where any of them runs between two times, and for which share: bins of less than a pixel, joined where alike."""
+    """Where any of them runs between two times, and for which share: bins of about a pixel, joined where alike."""
     spans = merged(start_ns, end_ns)
     if not len(spans):
         return np.zeros((0, 3))
-    edges_ns = np.linspace(begin_ns, until_ns, BINS + 1)
+    edges_ns = np.linspace(begin_ns, until_ns, LANE_BINS + 1)
     times, run_ns = spans.ravel(), np.diff(spans, prepend=spans[:, :1], axis=1).ravel().cumsum()
-    busy = np.diff(np.interp(edges_ns, times, run_ns)) * BINS / (until_ns - begin_ns)
+    busy = np.diff(np.interp(edges_ns, times, run_ns)) * LANE_BINS / (until_ns - begin_ns)
     level = np.ceil(np.round(busy * SHADES, 6)).astype(np.int64)
     first = np.flatnonzero(np.diff(level, prepend=-1))
-    last = np.append(first[1:], BINS)
+    last = np.append(first[1:], LANE_BINS)
     shown = level[first] > 0
     edges_ms = (edges_ns - begin_ns) * 1e-6
     rows = np.stack((edges_ms[first], edges_ms[last], level[first] / SHADES), axis=1)
