@@ -119,6 +119,10 @@ class Tensor:
         """Equal parts of `size` along the last dimension."""
         return call_tuple("split", self, size)
 
+    def chunk(self, chunks: int) -> tuple[Tensor, ...]:
+        """So many views along dimension 1, the last may be shorter."""
+        return call_tuple("chunk", self, chunks)
+
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
         """x[..., start:start+length, ...] along `dim`."""
         return call("slice", self, dim, start, length)

@@ -57,10 +57,12 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
 }
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
-    ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",)},
+    ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",), "loss_chunks": (1,)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
-    ("gpt", "transformers"): GPT_CODE | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh")},
-    ("gpt", "megatron"): GPT_CODE | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",)},
+    ("gpt", "transformers"): GPT_CODE
+    | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh"), "loss_chunks": (1,)},
+    ("gpt", "megatron"): GPT_CODE
+    | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)},
 }
 """What each code can do instead; a field that is not named here takes any value."""
 

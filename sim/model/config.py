@@ -50,6 +50,10 @@ class ModelConfig:
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool = False
     """The training loop still holds the logits during backward."""
+    loss_chunks: int = 1
+    loss_chunking: Literal["backward", "projection", "logits"] = "backward"
+    """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
+    projection and loss (torchtune); the loss alone."""
     frozen: tuple[str, ...] = ()
     """Shell patterns of parameter names that need no gradient, e.g. "layers.[01].*"."""
 

@@ -65,10 +65,22 @@ class Gpt(LanguageModel):
             head.weight = embedding.weight
         self.name_paths()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def _residual_stream(self, tokens: Tensor) -> Tensor:
         x = tokens
         if self.wte is not None and self.wpe is not None:
             x = self.wte(tokens) + self.wpe(F.empty((tokens.shape[1],), "int64"))
         for layer in self.layers:
             x = layer(x)
+        return x
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        assert self.lnf is not None
+        return self.lnf(self._residual_stream(tokens))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None
+        return self.head(hidden)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self._residual_stream(tokens)  # a local until the head has run
         return x if self.head is None or self.lnf is None else self.head(self.lnf(x))

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from sim.model import functional as F
 from sim.model.calls import Tensor, active
+from sim.model.chunked_loss import backward_per_chunk, loss_per_chunk
 from sim.model.config import ModelConfig
 from sim.model.module import Module, ModuleList, Parameter
 
@@ -57,17 +58,40 @@ class LanguageModel(Module):
             setattr(self, name, None)
         self.name_paths()
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
-        """What a stage before the last hands on."""
+    def stage_output(self, tokens: Tensor) -> Tensor:
+        """What a stage before the last hands on, [B, S, H]: a call of the module, with its hooks."""
         return self(tokens)
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the training script calls: (loss, logits if it sees them). Here it computes the loss from the logits."""
+        if self.config.loss_chunks > 1:
+            return self._chunked_loss(tokens, targets)
         logits = self(tokens)
         with active().computing_loss(logits):
             return self.loss(logits, targets), logits
 
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """The network up to the final norm: [B, S, H]."""
+        raise NotImplementedError
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states."""
+        raise NotImplementedError
+
+    def _chunked_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, None]:
+        chunks, kind = self.config.loss_chunks, self.config.loss_chunking
+        if kind == "logits":
+            logits = self(tokens)
+            with active().computing_loss(logits):
+                return loss_per_chunk(logits.chunk(chunks), targets.chunk(chunks), self.loss), None
+        hidden = self.hidden_states(tokens)
+        with active().computing_loss(hidden):
+            if kind == "projection":
+                parts = [self.project(piece) for piece in hidden.chunk(chunks)]
+                return loss_per_chunk(parts, targets.chunk(chunks), self.loss), None
+            return backward_per_chunk(hidden, targets, chunks, self.project, self.loss), None
+
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """F.cross_entropy over all tokens, as a training script calls it: an fp32 copy dies when it returns."""
-        flat = logits.view(-1, logits.shape[-1])
-        return F.cross_entropy(flat.float() if self.config.logits == "loss_upcast" else flat, targets.view(-1))
+        flat = logits.reshape(-1, logits.shape[-1])
+        return F.cross_entropy(flat.float() if self.config.logits == "loss_upcast" else flat, targets.reshape(-1))

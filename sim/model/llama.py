@@ -142,16 +142,20 @@ class TitanLlama(LanguageModel):
         """The RoPE cache on the device, by the operators that make it."""
         self.rope = rope_cache(self.config, seq_len)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor) -> Tensor:
         h = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers:
             h = layer(h, self.rope)
-        if self.norm is None or self.output is None:
-            return h
-        h = self.norm(h)
-        if self.config.logits == "model_upcast":
-            return self.output(h).float()
-        return self.output(h)
+        return h if self.norm is None else self.norm(h)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        assert self.output is not None
+        logits = self.output(hidden)
+        return logits.float() if self.config.logits == "model_upcast" else logits
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.hidden_states(tokens)
+        return h if self.output is None else self.project(h)
 
 
 def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:

@@ -174,7 +174,7 @@ class MegatronGpt(LanguageModel):
         with active().computing_loss(losses):
             return losses.mean(), None
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
+    def stage_output(self, tokens: Tensor) -> Tensor:
         return self(tokens, F.empty(tokens.shape, "int64")) if self.embedding is not None else self(tokens)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, targets: Tensor | None = None) -> Tensor:

@@ -52,10 +52,6 @@ class TransformersModel(LanguageModel):
         with active().computing_loss(logits):
             return self.loss(logits, labels), logits
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
-        """The network up to the final norm: [B, S, H]."""
-        raise NotImplementedError
-
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """ForCausalLMLoss: logits in fp32; labels padded by one and shifted (a copy where B > 1)."""
         batch, length, vocab = logits.shape

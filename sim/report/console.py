@@ -194,6 +194,8 @@ def explanation(s: StrategySummary, unit: Unit) -> Text:
         then = place(s.lever.phase, s.lever.layer)
         measure = s.lever.measure[0].upper() + s.lever.measure[1:]
         text.append(f" {measure} can lower it to {unit.of_bytes(s.lever.peak_bytes)} at best (then {then}).")
+    for note in s.notes:
+        text.append(f" {note}")
     if s.oom is not None:
         text.append(" " + out_of_memory_text(s.oom), style=BAD)
     return text
@@ -212,6 +214,7 @@ def footnotes(run: RunSummary) -> Iterator[str]:
     """What the figures mean and how far to trust them; once where all strategies agree."""
     yield from _said_once(run.strategies, lambda s: _evidence("Bytes and counts", s.labels["bytes"]))
     yield from _said_once(run.strategies, lambda s: _evidence("Times", s.labels["time"]))
+    yield from _parameter_bytes(run.strategies)
     yield from _said_once(run.strategies, _capacity)
     if any(s.tokens_per_step for s in run.strategies):
         yield f"MFU: {run.mfu_formula}. HFU adds recomputed FLOPs."
@@ -228,6 +231,19 @@ def _said_once(strategies: Sequence[StrategySummary], text: Callable[[StrategySu
 
 def _evidence(what: str, evidence: Evidence) -> str:
     return f"{what}: {evidence.label}. {evidence.source}."
+
+
+def _parameter_bytes(strategies: Sequence[StrategySummary]) -> Iterator[str]:
+    """One line per recipe, with the strategies that follow it where there are several."""
+    recipes: dict[str, list[str]] = {}
+    for s in strategies:
+        if s.bytes_per_parameter:
+            parts = ", ".join(f"{name} {count:.3g}" for name, count in s.bytes_per_parameter.items())
+            recipes.setdefault(f"{sum(s.bytes_per_parameter.values()):.3g} B ({parts})", []).append(s.name)
+    most = max(recipes, key=lambda recipe: len(recipes[recipe]), default="")
+    said = [recipe if recipe == most else f"{recipe} in {', '.join(names)}" for recipe, names in recipes.items()]
+    if said:
+        yield f"Per parameter: {'; '.join(said)}."
 
 
 def _capacity(s: StrategySummary) -> str:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.api import Outcome
+from sim.model.config import ModelConfig
 from sim.program.program import Ints, Owner
+from sim.report.notes import longest_region
 from sim.scenario import is_field
-from sim.scenario.setup import Fsdp, Setup
+from sim.scenario.setup import Checkpoint, Fsdp, Setup
 from sim.timeline.memory import MemoryTimeline
 
 WORTH_SAYING = 0.05  # of the peak
@@ -21,7 +23,7 @@ MOST = 0.5  # of the peak
 
 OF_THE_STEP = ((Owner.LOSS,), (Owner.ACTIVATION,), (Owner.CHECKPOINT,), (Owner.RECOMPUTED,), (Owner.GATHERED,))
 OF_THE_STATE = (Owner.PARAMETER, Owner.GRADIENT, Owner.OPTIMIZER)
-FIELDS = {"a chunked loss": "model.loss_chunks", "offloading checkpoints": "offload"}
+FIELDS = {"offloading checkpoints": "offload"}
 """Measures that a scenario plays by a field of their own, where it has the field."""
 
 Owners = tuple[Owner, ...]
@@ -89,17 +91,24 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
     """What people do about an owner under this set-up; None if nothing that the set-up does not do already."""
     checkpoint, fsdp = setup.checkpoint, setup.fsdp
     if owner == Owner.LOSS:
-        return "a chunked loss"
+        chunked = isinstance(setup.model, ModelConfig) and setup.model.loss_chunks > 1
+        if chunked:
+            return "more chunks of the loss (model.loss_chunks)"
+        return f"a chunked loss ({'which no scenario can play under fsdp yet' if fsdp else 'model.loss_chunks'})"
     if owner == Owner.ACTIVATION:
+        if setup.mode == "eval":
+            return "running under torch.no_grad()"
+        if setup.mode == "no_grad":
+            return None
         if checkpoint is None:
             return "checkpointing layers"
-        return "checkpointing more" if checkpoint.every > 1 or checkpoint.first or checkpoint.save else None
+        return "checkpointing more" if _leaves_layers(checkpoint) else None
     if owner == Owner.CHECKPOINT:
         if checkpoint is not None and checkpoint.save:
             return "saving fewer outputs"
         return None if setup.offload else "offloading checkpoints"
     if owner == Owner.RECOMPUTED:
-        return "shorter segments" if checkpoint is not None and checkpoint.segment > 1 else None
+        return "shorter regions" if longest_region(setup) > 1 else None
     if owner == Owner.GATHERED:
         return None if fsdp is None else _against_gathered(fsdp)
     if owner in OF_THE_STATE:
@@ -114,3 +123,9 @@ def _against_gathered(fsdp: Fsdp) -> str | None:
     if fsdp.forward_prefetch > 1 or (fsdp.backward_prefetch or 0) > 1:
         return "prefetching fewer blocks (parallel.fsdp.forward_prefetch, backward_prefetch)"
     return None
+
+
+def _leaves_layers(checkpoint: Checkpoint) -> bool:
+    """Some of what layers save is kept."""
+    partial = checkpoint.every > 1 or checkpoint.first or checkpoint.save or checkpoint.sequential
+    return bool(partial or checkpoint.inside or checkpoint.discard or None in checkpoint.layers)

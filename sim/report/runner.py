@@ -120,14 +120,14 @@ def can_fork() -> bool:
 
 
 def end_cleanly() -> None:
-    """A worker that is interrupted or terminated takes its half-written files with it."""
+    """A worker that is terminated takes its half-written files with it; an interrupt is for the process above it."""
 
     def end(number: int, _: object) -> None:
         remove_unfinished()
         os._exit(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
 
 
 @contextmanager

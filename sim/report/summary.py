@@ -18,6 +18,8 @@ from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
 from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.levers import Lever, find_lever
+from sim.report.notes import notes
+from sim.report.parameter_bytes import bytes_per_parameter
 from sim.scenario.setup import Scenario, Setup
 from sim.scenario.versions import RECORDED_ALLOCATOR, RECORDED_AUTOGRAD, minor_of
 from sim.timeline.clock import step_windows
@@ -111,6 +113,8 @@ class StrategySummary:
     tokens_per_step: int | None
     step_time_s: float | None
     step_time_relative_sigma: float | None
+    steady_cycle_steps: int
+    steady_is_settled: bool
     steady_step_start_s: float | None
     tokens_per_s_per_gpu: float | None
     mfu: float | None
@@ -122,6 +126,8 @@ class StrategySummary:
     first_step: FirstStep
     peak: PeakOfActive
     lever: Lever | None
+    notes: tuple[str, ...]
+    bytes_per_parameter: dict[str, float]
     exposed_communication_s: float | None
     host_bound_s: float | None
     recompute_overhead: RecomputeOverhead | None
@@ -198,6 +204,8 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         tokens_per_step=tokens_per_step(setup),
         step_time_s=time.step_ns * 1e-9 if time else None,
         step_time_relative_sigma=outcome.step_sigma,
+        steady_cycle_steps=outcome.cycle.period,
+        steady_is_settled=outcome.cycle.settled,
         steady_step_start_s=step_windows(outcome.lanes)[-1][0] * 1e-9 if outcome.lanes else None,
         tokens_per_s_per_gpu=use.tokens_per_s_per_gpu if use else None,
         mfu=use.mfu if use else None,
@@ -209,6 +217,8 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         first_step=_first_step(outcome),
         peak=_peak(outcome),
         lever=find_lever(outcome),
+        notes=notes(outcome),
+        bytes_per_parameter=bytes_per_parameter(setup),
         exposed_communication_s=time.exposed_communication_ns * 1e-9 if time else None,
         host_bound_s=time.host_bound_ns * 1e-9 if time else None,
         recompute_overhead=(

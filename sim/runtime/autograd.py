@@ -109,6 +109,10 @@ class AccumulateGrad:
             self.leaf.grad = gradient
         else:
             tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes)
+        if self.leaf.after_accumulate is not None:
+            gradients.clear()
+            del gradient
+            self.leaf.after_accumulate(self.leaf)
         return []
 
     def release(self) -> None:

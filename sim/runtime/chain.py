@@ -85,7 +85,8 @@ def _pipeline_rank(
         recomputes |= keep_entries(model)
         stages[number] = ChainStage(tape, model, number == 0, number == len(pipeline.placement) - 1)
     wire = Wire((0,), "uint8", kept=True)
-    return PipelineRank(tape, pipeline, setup.batch.accumulation, rank, stages, wire), recomputes
+    keeps = setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0
+    return PipelineRank(tape, pipeline, setup.batch.accumulation, rank, stages, wire, keeps), recomputes
 
 
 def _step(tape: Tape, model: Chain, number: int, accumulation: int) -> None:

@@ -189,6 +189,8 @@ class CheckpointWrapper(Module):
         self.path = module.path
 
     def forward(self, *arguments: Any) -> Any:
+        if not self.tape.recomputes:
+            return self.module(*arguments)
         if self.reentrant:
             return checkpoint_reentrant(self.tape, self.module, arguments, self.keywords)
         selective = self.policy() if self.policy is not None else None

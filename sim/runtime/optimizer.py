@@ -61,8 +61,8 @@ def _total_norm(tape: Tape, gradients: list[Tensor], n: int, dtype: str, shard_r
     return total
 
 
-class AdamW:
-    """torch.optim.AdamW over local shards. State appears at the first step: [step 4 B if fused], exp_avg, exp_avg_sq."""
+class StepOptimizer:
+    """What optimizers share: parameters (local shards), state per parameter, zero_grad."""
 
     def __init__(self, tape: Tape, parameters: list[Tensor], variant: str) -> None:
         self.tape = tape
@@ -70,10 +70,35 @@ class AdamW:
         self.variant = variant
         self.state: dict[int, list[Tensor]] = {}
 
+    @property
+    def clipped(self) -> list[Tensor]:
+        """The parameters whose gradients are clipped."""
+        return self.parameters
+
+    def prepare(self) -> None:
+        """What happens between backward and clipping: nothing, in most optimizers."""
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def stepped(self) -> list[Tensor]:
+        """The parameters that have a gradient; walking them costs the host time."""
+        parameters = [p for p in self.parameters if p.grad is not None]
+        self.tape.recorder.host("optimizer_loop", len(parameters))
+        return parameters
+
+    def zero_grad(self) -> None:
+        """set_to_none: every gradient is dropped, in order."""
+        for p in self.parameters:
+            p.grad = None
+
+
+class AdamW(StepOptimizer):
+    """torch.optim.AdamW. State appears at the first step: [step 4 B if fused], exp_avg, exp_avg_sq."""
+
     def step(self) -> None:
         tape = self.tape
-        stepped = [p for p in self.parameters if p.grad is not None]
-        tape.recorder.host("optimizer_loop", len(stepped))
+        stepped = self.stepped()
         for p in stepped:
             if id(p) not in self.state:
                 self._create_state(p)
@@ -106,11 +131,6 @@ class AdamW:
             denominator, root = tape.empty(p.shape, p.dtype, owner=Owner.OPTIMIZER), None
             _foreach_kernels(tape, p.bytes)
         del denominator, root
-
-    def zero_grad(self) -> None:
-        """set_to_none: every gradient is dropped, in order."""
-        for p in self.parameters:
-            p.grad = None
 
 
 def _step_bytes(p: Tensor) -> int:

@@ -31,6 +31,7 @@ from sim.runtime.recorder import Operators
 from sim.runtime.schedules import Action, Kind, Step, orders, parts_of, with_transfers
 from sim.runtime.split_backward import SplitBackward
 from sim.runtime.tape import Tape
+from sim.runtime.templates import MicroBatch
 from sim.runtime.tensor import Tensor
 from sim.scenario.setup import Pipeline
 
@@ -75,6 +76,8 @@ class _Run:
     leaf: Tensor | None
     output: Tensor
     rest: Any
+    kept: bool
+    """All activations: checkpointed regions do not recompute."""
     split: SplitBackward | None = None
 
 
@@ -88,6 +91,8 @@ class PipelineRank:
     rank: int
     stages: dict[int, Stage]
     wire: Wire
+    keeps: int
+    """So many micro-batches in flight per stage are not recomputed."""
     steps: list[Step] = field(init=False)
     _runs: dict[tuple[int, int], _Run] = field(init=False, default_factory=dict)
     _buffers: dict[Action, Tensor] = field(init=False, default_factory=dict)  # by what is received
@@ -141,14 +146,17 @@ class PipelineRank:
         else:
             leaf = self._take(action._replace(stage=action.stage - 1)).detach()
             leaf.requires_grad = True
-        first_to_return = self.micro_batches - 1 if self.pipeline.schedule == "breadth-first" else 0
-        self.tape.micro_batch = "first" if action.micro_batch == first_to_return else "later"
+        in_order = self.pipeline.schedule != "breadth-first"
+        is_first = action.micro_batch == (0 if in_order else self.micro_batches - 1)
+        keeps = sum(run.kept for (number, _), run in self._runs.items() if number == action.stage) < self.keeps
+        self.tape.micro_batch = MicroBatch(action.micro_batch, is_first, in_order)
+        self.tape.recomputes = not keeps
         output, rest = stage.forward(leaf, action.micro_batch)
-        self.tape.micro_batch = None
+        self.tape.micro_batch, self.tape.recomputes = None, True
         if not stage.is_last:
             assert (output.shape, output.dtype) == (self.wire.shape, self.wire.dtype), "stages hand on something else"
             self._made[action] = output.detach()
-        self._runs[action.stage, action.micro_batch] = _Run(leaf, output, rest)
+        self._runs[action.stage, action.micro_batch] = _Run(leaf, output, rest, keeps)
 
     def _backward(self, action: Action) -> None:
         run = self._runs.pop((action.stage, action.micro_batch))

@@ -6,7 +6,7 @@ from sim.model.config import ChainConfig
 from sim.program.collector import without_collector
 from sim.program.program import Program
 from sim.runtime.chain import record_chain
-from sim.runtime.replay import ReplayMismatch
+from sim.runtime.templates import ReplayMismatch
 from sim.runtime.train import record_training
 from sim.runtime.train_pipeline import record_pipeline
 from sim.scenario.setup import Setup

@@ -9,18 +9,29 @@ both ways event by event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.model.calls import Shape
 from sim.model.module import Module, Parameter
 from sim.program.program import Row
 from sim.runtime.autograd import Edge, Gradients, gradient_edge, run_backward
-from sim.runtime.recorder import Operators, Places, Recording
+from sim.runtime.recorder import Operators, Recording
 from sim.runtime.strides import Strides
+from sim.runtime.templates import (
+    BACKWARD,
+    FORWARD,
+    HELD,
+    INCOMING,
+    Backward,
+    Born,
+    Present,
+    Repeat,
+    ReplayMismatch,
+    Stamp,
+    Template,
+)
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -28,109 +39,7 @@ if TYPE_CHECKING:
 
     from sim.runtime.tape import Tape
 
-FORWARD, BACKWARD, INCOMING, HELD = range(4)  # whose handle an event of a template is about; HELD + i: held tensor i
 FIRST_STAMPED, LAST_LIVE = 2, 2  # in a first pass the first two and the last two of a kind run live
-
-
-class ReplayMismatch(Exception):
-    """A stamped layer is not in the state that its template was recorded in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """A layer's place among those alike: which kind, number `index` of `count`; its own module paths and parameters.
-
-    `again`: it runs many times per step, and whatever it shares with others is held outside too (pipeline stages), so
-    that it may learn from itself and none is special for being first or last.
-    """
-
-    kind: int
-    index: int
-    count: int
-    paths: tuple[str, ...]
-    slots: tuple[Parameter, ...]
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Born:
-    """A tensor that a template leaves behind: its handle counted from the template's first."""
-
-    handle: int
-    shape: Shape
-    dtype: str
-    strides: Strides
-
-    @classmethod
-    def of(cls, tensor: Tensor, first: int) -> Born:
-        handle = tensor.storage.handle
-        if handle is None or handle < first or tensor.storage.stream:
-            raise ReplayMismatch("a result of a layer is not its own")
-        return cls(handle - first, tensor.shape, tensor.dtype, tensor.strides)
-
-    def tensor(self, tape: Tape, first: int) -> Tensor:
-        return Tensor(Storage.adopt(tape.recorder, first + self.handle), self.shape, self.dtype, self.strides)
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """One pass of a layer: what it issued, and whose handle each memory event is about."""
-
-    recording: Recording
-    owner_kind: npt.NDArray[np.int64]
-    """Per memory event: FORWARD, BACKWARD, INCOMING or HELD + i; the event's handle counts from that owner's first."""
-    sequences: int
-    paths: tuple[str, ...]
-    moved: dict[tuple[str, ...], Places] = field(default_factory=dict)
-    """Where it happens in the layer at other paths."""
-
-    def append(self, tape: Tape, paths: tuple[str, ...], first: tuple[int, ...]) -> None:
-        """Issue it again for the layer at `paths`; `first`: first handle of each kind of owner."""
-        places = self.moved.get(paths)
-        if places is None:
-            places = self.moved[paths] = tape.recorder.moved(self.recording, self.paths, paths)
-        tape.recorder.append(self.recording, np.array(first, np.int64)[self.owner_kind], places)
-        tape.sequence += self.sequences
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """What is known of a layer's backward."""
-
-    stamp: Stamp
-    frees: tuple[bool, ...]
-    """Of the template's `holds`: whose bytes it frees."""
-    frees_incoming: bool
-    incoming_handles: int
-    gradient: Born | None  # None: the incoming gradient itself goes on
-    parameter_gradients: tuple[Born | None, ...]
-
-
-Present = tuple[bool, ...]
-"""Per parameter of a layer: has it a gradient already?"""
-
-
-@dataclass(slots=True)
-class Template:
-    """What is known of layers of one key; a pass is missing until a live layer has shown it."""
-
-    forward: Stamp | None = None
-    output: Born | None = None
-    holds: tuple[int, ...] = ()
-    """Tensor arguments, by number, that the layer saves."""
-    input_owner: int | None = None
-    backwards: dict[Present, Backward] = field(default_factory=dict)
-    expected: dict[str, Present] = field(default_factory=dict)
-    """By the tape's `micro_batch`: gradients that were present when such a one came back."""
-
-    @property
-    def shares(self) -> bool:
-        """The layer saves a tensor that other layers save too: whoever lets it go last must run live."""
-        return not all(all(backward.frees) for backward in self.backwards.values())
-
-    def knows_backward(self, micro_batch: str | None, present: Present) -> bool:
-        """The backward of a forward that begins now. Outside a pipeline it comes before anything else does."""
-        return (present if micro_batch is None else self.expected.get(micro_batch)) in self.backwards
 
 
 def run_layer(tape: Tape, module: Module, arguments: tuple[Any, ...]) -> Tensor:
@@ -141,7 +50,7 @@ def run_layer(tape: Tape, module: Module, arguments: tuple[Any, ...]) -> Tensor:
     if plain or len(inputs) != 1 or not isinstance(repeat, Repeat):
         output: Tensor = module.forward(*arguments)
         return output
-    template = tape.templates.setdefault((repeat.kind, _signature(arguments)), Template())
+    template = tape.templates.setdefault((repeat.kind, tape.recomputes, _signature(arguments)), Template())
     first_pass = not template.knows_backward(tape.micro_batch, _present(repeat.slots))
     in_middle = FIRST_STAMPED <= repeat.index < repeat.count - LAST_LIVE
     lets_go = repeat.index == 0 and template.shares and not repeat.again
@@ -280,7 +189,7 @@ class LayerNode:
     def backward(self, tape: Tape, gradients: Gradients) -> Gradients:
         present = _present(self.slots)
         if self.micro_batch is not None:
-            self.template.expected[self.micro_batch] = present
+            self.template.expected[self.micro_batch.is_first] = present
         if self.root is not None:
             return self._live_backward(tape, gradients, present)
         return self._stamp_backward(tape, gradients, present)

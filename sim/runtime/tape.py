@@ -19,8 +19,9 @@ from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Gradients, Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, Recorder
-from sim.runtime.replay import Template, run_layer
+from sim.runtime.replay import run_layer
 from sim.runtime.strides import Strides, follow
+from sim.runtime.templates import MicroBatch, Template
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -75,8 +76,10 @@ class Tape:
         self.stamps = False
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}
-        self.micro_batch: str | None = None
-        """Of a pipeline: "first" or "later" of a step to come back, which decides whether gradients are there then."""
+        self.micro_batch: MicroBatch | None = None
+        """Of a pipeline: the one that runs forward now."""
+        self.recomputes = True
+        """Do checkpointed regions recompute? A pipeline stage may keep some micro-batches whole."""
         self.splits: str | None = None
         """Which part of a split backward runs: "input" or "weight"."""
 
@@ -173,6 +176,12 @@ class Tape:
         """An output and the memory-bound kernel that writes it."""
         out = self.empty(shape, dtype, strides)
         self.recorder.memory_bound(name, family, read_bytes + out.bytes)
+        return out
+
+    def pointwise_for(self, owner: Owner, name: str, shape: Shape, dtype: str) -> Tensor:
+        """A tensor of this owner, filled by a kernel that reads nothing."""
+        out = self.empty(shape, dtype, owner=owner)
+        self.recorder.memory_bound(name, "fill", out.bytes)
         return out
 
     def copy(self, x: Tensor, shape: Shape | None = None) -> Tensor:

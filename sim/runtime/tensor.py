@@ -12,6 +12,8 @@ from sim.program.kernels import ITEM_BYTES
 from sim.runtime.strides import Strides
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sim.runtime.autograd import AccumulateGrad, Node
     from sim.runtime.recorder import Recorder
 
@@ -65,8 +67,8 @@ class Tensor(ModelTensor):
     """A handle on a storage. A view holds its base, so the storage of a viewed tensor has at least two handles."""
 
     __slots__ = (
-        "__weakref__", "accumulator", "base", "dtype", "grad", "node", "output_index", "requires_grad", "shape",
-        "storage", "strides",
+        "__weakref__", "accumulator", "after_accumulate", "base", "dtype", "grad", "node", "output_index", "requires_grad",
+        "shape", "storage", "strides",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +85,7 @@ class Tensor(ModelTensor):
         self.requires_grad = False
         self.grad: Tensor | None = None
         self.accumulator: weakref.ref[AccumulateGrad] | None = None
+        self.after_accumulate: Callable[[Tensor], None] | None = None
 
     def __del__(self) -> None:
         storage = self.storage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from sim.model.build import build_model
@@ -16,7 +17,8 @@ from sim.model.module import Buffer
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.offload import SaveOnCpu
-from sim.runtime.optimizer import AdamW, clip_grad_norm
+from sim.runtime.optimizer import StepOptimizer, clip_grad_norm
+from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
@@ -25,7 +27,7 @@ from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_fsdp, mark_repeats, offload_inputs
-from sim.scenario.setup import Setup
+from sim.scenario.setup import Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
 
@@ -36,7 +38,7 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, st
     `stamps`: record layers that are alike once (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
-    return recorded(TrainingRun(setup, Recorder(fail_at)), steps, stamps and fail_at is None)
+    return recorded(TrainingRun(setup, Recorder(fail_at)), steps, stamps and fail_at is None and stampable(setup))
 
 
 def recorded(run: TrainingRun, steps: int, stamps: bool) -> Program:
@@ -67,7 +69,8 @@ class TrainingRun:
         """`models`: the stages that a rank of a pipeline holds. Default: the whole model."""
         assert isinstance(setup.model, ModelConfig)
         self.setup = setup
-        self.config = setup.model
+        self.trains = setup.mode == "train"
+        self.config = setup.model if self.trains else replace(setup.model, dropout=0.0)  # model.eval()
         self.recorder = recorder
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
@@ -81,7 +84,8 @@ class TrainingRun:
             slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communications: list[Communication] = []
         self.parameters: list[Tensor] = []
-        self.optimizer: AdamW | None = None
+        self.optimizer: StepOptimizer | None = None
+        self.in_backward: InBackward | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -103,9 +107,16 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
-        if setup.optimizer is not None:
-            self.optimizer = AdamW(tape, self.parameters, setup.optimizer.variant)
+        if setup.optimizer is not None and self.trains:
+            with tape.phase(Phase.INIT, Owner.OPTIMIZER):
+                self._make_optimizer(setup.optimizer)
         self.recorder.mark("init")
+
+    def _make_optimizer(self, setup: Optimizer) -> None:
+        if setup.in_backward:
+            self.in_backward = InBackward(self.tape, self.parameters, setup)
+        else:
+            self.optimizer = make_optimizer(self.tape, self.parameters, setup)
 
     def _place_parameters(self) -> None:
         """One block per parameter and buffer, in the order of module.to."""
@@ -164,8 +175,9 @@ class TrainingRun:
             self._forward()
             mark(f"s{number}.fwd{micro_batch}")
             assert self.loss is not None
-            self.tape.backward(self.loss)
-            mark(f"s{number}.bwd{micro_batch}")
+            if self.trains:
+                self.tape.backward(self.loss)
+                mark(f"s{number}.bwd{micro_batch}")
             self.logits = None
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
@@ -178,8 +190,13 @@ class TrainingRun:
         which it drops after the loss unless it keeps them."""
         tape, model, keep = self.tape, self.model, self.config.keep_logits
         assert self.tokens is not None and self.targets is not None
-        with self._autocast(), self._offload(), tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-            if model.returns_logits:
+        with (
+            self._autocast(),
+            self._offload(),
+            tape.grad_mode(self.setup.mode != "no_grad"),
+            tape.phase(Phase.FORWARD, Owner.ACTIVATION),
+        ):
+            if model.returns_logits and self.config.loss_chunks == 1:
                 self.logits = model(self.tokens)
                 with tape.computing_loss(self.logits):
                     self.loss = Tensor.of(model.loss(self.logits, self.targets))
@@ -193,10 +210,12 @@ class TrainingRun:
         optimizer = self.optimizer
         if optimizer is None or setup.optimizer is None:
             return
+        with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER):
+            optimizer.prepare()
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
                 shard_ranks = setup.fsdp.degree if setup.fsdp is not None else 1
-                clip_grad_norm(tape, self.parameters, shard_ranks, self._norm_is_summed)
+                clip_grad_norm(tape, optimizer.clipped, shard_ranks, self._norm_is_summed)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
@@ -252,6 +271,12 @@ class TrainingRun:
             for unit in communication.units:
                 for module in unit.modules:
                     module.hooks = None
+
+
+def stampable(setup: Setup) -> bool:
+    """A stamped layer's bytes are freed by its backward, which touches gradients alone."""
+    steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
+    return setup.mode != "eval" and not steps_inside
 
 
 def _zeroes_at(setup: Setup, when: str) -> bool:

@@ -17,7 +17,7 @@ from sim.runtime.pipeline import PipelineRank, Stage, Wire
 from sim.runtime.recorder import Recorder
 from sim.runtime.schedules import stages_of
 from sim.runtime.tensor import Tensor
-from sim.runtime.train import TrainingRun, recorded
+from sim.runtime.train import TrainingRun, recorded, stampable
 from sim.scenario.setup import Setup
 
 
@@ -27,7 +27,7 @@ def record_pipeline(
     """Everything that pipeline rank `rank` issues in `steps` steps; it stands for its symmetric peers."""
     assert setup.pipeline is not None
     run = PipelineTraining(setup, Recorder(fail_at), rank)
-    return recorded(run, steps, stamps and fail_at is None and not setup.pipeline.splits_backward)
+    return recorded(run, steps, stamps and fail_at is None and stampable(setup) and not setup.pipeline.splits_backward)
 
 
 class PipelineTraining(TrainingRun):
@@ -43,8 +43,9 @@ class PipelineTraining(TrainingRun):
         last = setup.pipeline.degree * setup.pipeline.chunks - 1
         self.holds_last = last in numbers
         self.pipeline = PipelineRank(
-            self.tape, setup.pipeline, setup.batch.accumulation, rank, stages, wire_of(setup, self.config)
-        )
+            self.tape, setup.pipeline, setup.batch.accumulation, rank, stages, wire_of(setup, self.config),
+            setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0,
+        )  # fmt: skip
 
     def step(self, number: int) -> None:
         mark, setup = self.recorder.mark, self.setup
@@ -110,7 +111,7 @@ class LanguageModelStage:
         given = hidden if hidden is not None else run.micro_batch_of(run.tokens)
         with run._autocast(), run._offload(), run.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
             if not self.is_last:
-                return Tensor.of(model.hidden_states(given)), None
+                return Tensor.of(model.stage_output(given)), None
             loss, logits = model.compute_loss(given, run.micro_batch_of(run.targets))
             return Tensor.of(loss), logits
 

@@ -7,11 +7,11 @@ from typing import Any
 from sim.model.module import Module, Parameter
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.regions import blocks_of, layers_of, structure
-from sim.runtime.replay import Repeat
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.fsdp2 import Unit
 from sim.runtime.sharding.policy import UnitPolicy
 from sim.runtime.tape import Tape
+from sim.runtime.templates import Repeat
 from sim.scenario.setup import Fsdp, Precision, Setup
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from sim.scenario.editors import json_schema
 from sim.scenario.load import load_document, load_text_document
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.resolve import resolve
-from sim.scenario.schema import json_schema
 from sim.scenario.sections import is_field
 from sim.scenario.setup import Scenario, Setup
 

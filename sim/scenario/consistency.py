@@ -8,7 +8,14 @@ from sim.scenario.allocator.parse import SettingsError
 from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.document import Document
 from sim.scenario.names import FRAMEWORKS, PROFILES
-from sim.scenario.schema import BatchSection, FsdpSection, HostSection, PrecisionSection
+from sim.scenario.schema import (
+    BatchSection,
+    CheckpointSection,
+    FsdpSection,
+    HostSection,
+    OptimizerSection,
+    PrecisionSection,
+)
 from sim.scenario.versions import NEWEST, OLDEST, minor_of, nearest_known
 from sim.units import format_bytes
 
@@ -50,6 +57,8 @@ def _check_need(document: Document, batch: BatchSection, model: ModelConfig) -> 
 
 def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None, version: str | None) -> None:
     """Resharding to fewer ranks needs a divisor of the degree, and neither 1 nor all (PyTorch's fully_shard)."""
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
+        document.problem(("model", "loss_chunks"), "a chunked loss is modelled on one GPU only, not under fsdp")
     for name in ("reshard_after_forward", "root_reshard_after_forward"):
         ranks = getattr(fsdp, name)
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):
@@ -88,6 +97,39 @@ def check_names(document: Document, profile: str | None, host: HostSection | Non
         document.problem(("profile",), "", allowed=PROFILES)
     if host is not None and host.framework not in FRAMEWORKS:
         document.problem(("host", "framework"), "", allowed=FRAMEWORKS)
+
+
+def check_optimizer(
+    document: Document,
+    optimizer: OptimizerSection,
+    batch: BatchSection | None,
+    precision: PrecisionSection | None,
+    fsdp: FsdpSection | None,
+) -> None:
+    """Steps inside backward see one gradient at a time, of one micro-batch, on one GPU."""
+    path = ("optimizer",)
+    if optimizer.momentum and optimizer.name != "sgd":
+        document.problem((*path, "momentum"), f"is SGD's; {optimizer.name} has its own moments")
+    if optimizer.master_weights and fsdp is not None:
+        document.problem((*path, "master_weights"), "are modelled on one GPU only: under fsdp use parameters: fp32")
+    elif optimizer.master_weights and precision is not None and precision.parameters == "fp32":
+        document.problem((*path, "master_weights"), "are for 16-bit parameters: precision.parameters is fp32")
+    if not optimizer.in_backward:
+        return
+    if optimizer.clip_norm is not None:
+        document.problem((*path, "clip_norm"), "with in_backward there is never a whole gradient to clip: null")
+    if batch is not None and batch.accumulation > 1:
+        document.problem((*path, "in_backward"), "each backward steps: batch.accumulation must be 1", show=False)
+    if fsdp is not None:
+        document.problem((*path, "in_backward"), "is modelled on one GPU only, not under fsdp", show=False)
+
+
+def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | None, model: AnyModel | None) -> None:
+    """Checkpointing saves what autograd would save, and under no_grad that is nothing."""
+    if mode != "train" and isinstance(model, ChainConfig):
+        document.problem(("mode",), "a chain is only trained")
+    if mode == "no_grad" and checkpoint is not None:
+        document.warning(("checkpoint",), "has no effect under no_grad: nothing is saved, nothing recomputed")
 
 
 def check_precision(

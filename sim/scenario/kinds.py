@@ -173,6 +173,11 @@ Share = Annotated[
     _number("a share above 0 and at most 1, e.g. 0.7,", lambda value: 0 < value <= 1),
     _schema(type="number", exclusiveMinimum=0, maximum=1),
 ]
+Momentum = Annotated[
+    float,
+    _number("a number from 0 to below 1", lambda value: 0 <= value < 1),
+    _schema(type="number", minimum=0, exclusiveMaximum=1),
+]
 PositiveNumber = Annotated[
     float, _number("a number above 0", lambda value: value > 0), _schema(type="number", exclusiveMinimum=0)
 ]

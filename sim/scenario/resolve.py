@@ -23,7 +23,9 @@ from sim.scenario.consistency import (
     check_allocator,
     check_batch,
     check_fsdp,
+    check_mode,
     check_names,
+    check_optimizer,
     check_precision,
     check_version,
 )
@@ -99,9 +101,14 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model, precision.compute if precision else "bf16")
+        if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
+            document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
     stages = None
     if pipeline and model and batch and sections.whole("parallel"):
         stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
+    check_mode(document, sections.get("mode") or "train", checkpoint, model)
+    if optimizer := sections.get("optimizer"):
+        check_optimizer(document, optimizer, batch, precision, fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -124,6 +131,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         profile=sections.get("profile"),
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
+        mode=sections.get("mode"),
     )
 
 

@@ -5,7 +5,6 @@ Only the border is here: `resolve` turns valid sections into `Setup` objects and
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -23,6 +22,7 @@ from sim.scenario.kinds import (
     Layers,
     Memory,
     MicroBatches,
+    Momentum,
     Names,
     Nodes,
     Placement,
@@ -124,6 +124,11 @@ class ModelSection(Section):
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
     """The training loop still holds the logits during backward."""
+    loss_chunks: Count | None = None
+    """Chunks of the sequence in which the loss is computed, for torchtitan and nanogpt. Default: 1, all at once."""
+    loss_chunking: Literal["backward", "projection", "logits"] | None = None
+    """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
+    projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
     frozen: Names | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 
@@ -228,13 +233,21 @@ class PrecisionSection(Section):
 
 
 class OptimizerSection(Section):
-    """AdamW as torch.optim runs it. `optimizer: null` plays steps without an optimizer."""
+    """Which optimizer steps, and when. `optimizer: null` plays steps without an optimizer."""
 
-    name: Literal["adamw"] = "adamw"
-    """Default: adamw."""
+    name: Literal["adamw", "adamw-8bit", "sgd"] = "adamw"
+    """adamw (default) and sgd as torch.optim runs them; adamw-8bit: bitsandbytes' AdamW8bit, moments of one byte."""
     variant: Literal["fused", "foreach", "for-loop"] = "fused"
-    """fused (default): one kernel per chunk, no temporaries; foreach: fast with temporaries as large as the
-    parameters; for-loop: one parameter at a time."""
+    """fused (default): one kernel per chunk, no temporaries; foreach: fast, AdamW's with temporaries as large as the
+    parameters; for-loop: one parameter at a time. adamw-8bit has one form only."""
+    momentum: Momentum = 0.0
+    """SGD's momentum; above 0 there is a buffer as large as the parameters. Default: 0."""
+    master_weights: bool = False
+    """Step fp32 copies of 16-bit parameters, as Megatron does; gradients are cast to fp32 before clipping. Default:
+    false."""
+    in_backward: bool = False
+    """Step each parameter inside backward, as soon as its gradient is there, and free the gradient: there is never more
+    than a few parameters' gradients. Needs `clip_norm: null` and one micro-batch per step. Default: false."""
     clip_norm: PositiveNumber | None = 1.0
     """Largest gradient norm; null: no clipping. Default: 1.0."""
     zero_grad: Literal["start", "end"] = "end"
@@ -298,6 +311,12 @@ class CheckpointSection(RegionSection):
     """Regions of unequal length: the layers that begin one, e.g. [3, 7, 20]; the first begins at 0. Default: []."""
     layers: LayerChoices = ()
     """A choice per layer: full, none, or settings such as {save: [attention]}; a shorter list repeats. Default: []."""
+    keep_micro_batches: CountOrZero = 0
+    """With a pipeline: a stage keeps the activations of so many micro-batches in flight and recomputes only the others
+    (Korthikanti et al. 2022, appendix C). Default: 0, recompute all."""
+
+
+Mode = Literal["train", "eval", "no_grad"]
 
 
 class HostSection(Section):
@@ -318,6 +337,7 @@ class StrategySection(Section):
     precision: Any = None
     optimizer: Any = None
     checkpoint: Any = None
+    mode: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -341,6 +361,9 @@ class ScenarioFile(Section):
     optimizer: OptimizerSection | None = Field(default_factory=OptimizerSection)
     checkpoint: CheckpointSection | None = None
     """Checkpointing of every strategy that does not say otherwise. Default: null, none."""
+    mode: Mode = "train"
+    """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
+    torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
     allocator: str = ""
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
     host: HostSection = Field(default_factory=HostSection)
@@ -354,34 +377,3 @@ class ScenarioFile(Section):
 
 
 STRATEGY_FIELDS = tuple(StrategySection.model_fields)
-
-
-def json_schema() -> dict[str, Any]:
-    """A JSON Schema of scenario files, for editors. Strategies accept the same sections with nothing required."""
-    schema = ScenarioFile.model_json_schema()
-    schema.pop("required", None)  # a file that extends another may leave everything to it
-    definitions = schema["$defs"]
-    partial = {f"Partial{name}": _partial(definition) for name, definition in definitions.items()}
-    overrides = {name: _partial(schema["properties"][name]) for name in STRATEGY_FIELDS}
-    definitions["StrategySection"]["properties"] = overrides
-    definitions.update({name: definition for name, definition in partial.items() if "Strategy" not in name})
-    return schema
-
-
-def _partial(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema with nothing required, referring to partial sections."""
-
-    def walk(part: Any) -> Any:
-        if isinstance(part, list):
-            return [walk(item) for item in part]
-        if not isinstance(part, dict):
-            return part
-        changed = {
-            key: walk(value) for key, value in part.items() if not (key == "required" and isinstance(value, list))
-        }
-        if isinstance(changed.get("$ref"), str):
-            changed["$ref"] = changed["$ref"].replace("#/$defs/", "#/$defs/Partial")
-        return changed
-
-    result: dict[str, Any] = walk(deepcopy(schema))
-    return result

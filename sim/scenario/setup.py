@@ -37,10 +37,15 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """AdamW as torch.optim runs it; clip_norm None = no clipping; zero_grad at the "end" or "start" of a step."""
+    """AdamW and SGD as torch.optim runs them, 8-bit AdamW as bitsandbytes does; clip_norm None = no clipping; zero_grad
+    at the "end" or "start" of a step; in_backward: each parameter is stepped, and its gradient freed, inside backward."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "adamw-8bit", "sgd"] = "adamw"
     variant: Literal["fused", "foreach", "for-loop"] = "fused"
+    momentum: float = 0.0
+    master_weights: bool = False
+    """fp32 copies of 16-bit parameters are what is stepped (Megatron, apex O2)."""
+    in_backward: bool = False
     clip_norm: float | None = 1.0
     zero_grad: Literal["start", "end"] = "end"
 
@@ -84,6 +89,8 @@ class Checkpoint(Region):
     nested: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
     layers: tuple[Region | None, ...] = ()
+    keep_micro_batches: int = 0
+    """Of those in flight in a pipeline stage, so many are not recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +155,9 @@ class Host:
     sync: tuple[Literal["loss", "clip"], ...] = ("loss",)
 
 
+Mode = Literal["train", "eval", "no_grad"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """Everything that one strategy's simulation needs."""
@@ -167,6 +177,9 @@ class Setup:
     host: Host
     profile: str | None
     """Name of the cost profile; None: the GPU's own."""
+    mode: Mode = "train"
+    """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
+    without no_grad, so that a graph is built that nobody walks back."""
     offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
     """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
     pipeline: Pipeline | None = None

@@ -72,7 +72,10 @@ def mm_computes_dx_before_dw(patch: Patch) -> None:
     def backward(tape: Tape, node: Any, gradients: Any, saved: Any) -> Any:
         (m, k), n = node.metas[0][0], node.metas[1][0][1]
         dx = tape.matmul_out("aten::mm", m, k, n, gradients[0].dtype) if node.needs(0) else None
-        return [dx, tape.matmul_out("aten::mm", k, n, m, gradients[0].dtype) if node.needs(1) else None]
+        dw = tape.matmul_out("aten::mm", k, n, m, gradients[0].dtype) if node.needs(1) else None
+        if dw is not None:
+            (dw.strides,) = node.attributes
+        return [dx, dw]
 
     patch.setattr(matmul.Mm, "backward", staticmethod(backward))
 

@@ -53,7 +53,7 @@ def _llama(meta: dict[str, Any]) -> ModelConfig:
         gqa=meta["gqa"], logits=_logits(meta), keep_logits=not meta["del_logits"],
         tied_embeddings=meta.get("tie", False),
         qkv_bias=meta.get("qkv_bias", False), qk_norm=meta.get("qk_norm", False),
-        frozen=_frozen(meta),
+        frozen=_frozen(meta), loss_chunks=meta.get("chunks", 1), loss_chunking=meta.get("chunking", "backward"),
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def _block_gpt(meta: dict[str, Any]) -> ModelConfig:
         tied_embeddings=meta.get("tie", False), bias=meta.get("bias", True), dropout=meta.get("drop", 0.0),
         activation="gelu_tanh", norm="layer_norm", rope="none",
         logits=_logits(meta), keep_logits=not meta["del_logits"],
-        frozen=_frozen(meta),
+        frozen=_frozen(meta), loss_chunks=meta.get("chunks", 1), loss_chunking=meta.get("chunking", "backward"),
     )  # fmt: skip
 
 
@@ -163,7 +163,16 @@ def _setup(
         name="recorded", torch=meta["torch"].split("+")[0], model=model, cluster=cluster,
         mesh=Mesh((("fsdp", cluster.gpus),), cluster.gpus_per_node, cluster.gpus),
         batch=batch, precision=precision,
-        optimizer=Optimizer(variant=variant, clip_norm=1.0 if meta.get("clip") else None, zero_grad=zero),
+        optimizer=Optimizer(
+            name=meta.get("optimizer", "adamw"),
+            variant=variant,
+            momentum=meta.get("momentum", 0.0),
+            master_weights=meta.get("master", False),
+            in_backward=meta.get("in_backward", False),
+            clip_norm=1.0 if meta.get("clip") else None,
+            zero_grad=zero,
+        ),
+        mode=meta.get("mode", "train"),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
     )  # fmt: skip
 

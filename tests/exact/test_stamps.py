@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from sim.model.calls import interpret
 from sim.program.program import Program
-from sim.runtime.train import record_training
+from sim.runtime.recorder import Recorder
+from sim.runtime.replay import LayerNode
+from sim.runtime.train import TrainingRun, record_training
+from sim.runtime.train_pipeline import PipelineTraining, record_pipeline
 from sim.scenario import load_text
 from sim.scenario.setup import Setup
 
@@ -32,6 +38,25 @@ CHECKPOINTS = {
     "first 5": "{first: 5}",
     "selective": "{save: [attention, every_second_matmul]}",
     "mm only": "{save: [aten.mm]}",
+    "reentrant": "{reentrant: true}",
+    "sequential": "{sequential: 4}",
+    "nested": "{nested: [3, 3]}",
+    "nested reentrant": "{nested: [4, 2], reentrant: true}",
+    "boundaries": "{boundaries: [2, 4, 6]}",
+    "per layer": "{layers: [full, none, {reentrant: true}]}",
+}
+PARTS = {
+    "attention": "{inside: attention}",
+    "mlp reentrant": "{inside: mlp, reentrant: true}",
+    "norm discarded": "{discard: norm}",
+    "both": "{inside: attention, discard: norm}",
+    "per layer": "{layers: [full, {inside: attention}, {discard: norm}]}",
+}
+MEGATRON_PARTS = {
+    "core attention": "{inside: core_attention, reentrant: true}",
+    "norm and activation": "{discard: [norm, activation]}",
+    "core attention and norm": "{inside: core_attention, discard: norm, reentrant: true}",
+    "full": "{reentrant: true}",
 }
 COLUMNS = (
     "row_kind", "row_stream", "row_argument", "mem_kind", "mem_handle", "mem_bytes", "mem_stream", "mem_row", "owners",
@@ -48,14 +73,15 @@ def assert_equal(a: Program, b: Program) -> None:
     for column in ("row_where", "mem_where"):
         assert [a.where(w) for w in getattr(a, column).tolist()] == [b.where(w) for w in getattr(b, column).tolist()]
     assert (a.kernels, a.collectives, a.host_works, a.marks) == (b.kernels, b.collectives, b.host_works, b.marks)
+    assert a.transfers == b.transfers
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS.values(), *PARTS.values()], ids=[*CHECKPOINTS, *PARTS])
 @pytest.mark.parametrize("sync", ["every", "last"])
 @pytest.mark.parametrize("implementation", ["torchtitan", "transformers"])
 def test_llama_under_fsdp(implementation: str, sync: str, checkpoint: str) -> None:
     text = LLAMA.replace("IMPLEMENTATION", implementation).replace("degree: 8", f"degree: 8, gradient_sync: {sync}")
-    setup = setup_of(text + f"checkpoint: {CHECKPOINTS[checkpoint]}\n")
+    setup = setup_of(text + f"checkpoint: {checkpoint}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
@@ -66,12 +92,84 @@ def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+PIPELINE = """
+model: {preset: gpt-tiny, implementation: IMPLEMENTATION, layers: 12, dropout: 0.1, tied_embeddings: true}
+cluster: {gpu: a100, gpus_per_node: 4}
+batch: {micro_batch: 2, seq_len: 256, accumulation: 4}
+precision: {parameters: bf16, compute: bf16}
+parallel: {pipeline: {degree: 2, schedule: SCHEDULE}, fsdp: {degree: 2}}
+"""
+
+
+@pytest.mark.parametrize("checkpoint", ["null", "{every: 1}", "{save: [attention]}", "{keep_micro_batches: 1}"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "breadth-first"])
+@pytest.mark.parametrize("implementation", ["nanogpt", "megatron"])
+def test_pipeline_stages(implementation: str, schedule: str, checkpoint: str) -> None:
+    text = PIPELINE.replace("IMPLEMENTATION", implementation).replace("SCHEDULE", schedule)
+    setup = setup_of(text + f"checkpoint: {checkpoint}\n")
+    for rank in range(2):
+        stamped = record_pipeline(setup, rank, 3, stamps=True)
+        assert_equal(stamped, record_pipeline(setup, rank, 3, stamps=False))
+        assert stamped.transfers
+
+
+def test_llama_stages() -> None:
+    text = LLAMA.replace("IMPLEMENTATION", "torchtitan").replace("degree: 8", "degree: 4")
+    setup = setup_of(text.replace("{fsdp", "{pipeline: {degree: 2, placement: [4, 5]}, fsdp"))
+    for rank in range(2):
+        assert_equal(record_pipeline(setup, rank, 3, stamps=True), record_pipeline(setup, rank, 3, stamps=False))
+
+
+def test_a_pipeline_stage_runs_few_layers_live() -> None:
+    """Of 6 layers, 4 micro-batches and 3 steps: only until forward and both backwards have been seen."""
+    setup = setup_of(PIPELINE.replace("IMPLEMENTATION", "nanogpt").replace("SCHEDULE", "1f1b"))
+    run = PipelineTraining(setup, Recorder(), 0)
+    run.tape.stamps = True
+    live = []
+    original = LayerNode.live_forward
+
+    def counted(node: LayerNode, *arguments: Any, **named: Any) -> Any:
+        live.append(node.path)
+        return original(node, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch, interpret(run.tape):
+        patch.setattr(LayerNode, "live_forward", counted)
+        run.initialize()
+        for number in range(3):
+            run.step(number)
+            if number == 0:
+                first_step = len(live)
+    assert first_step <= 2 * 6
+    assert len(live) == first_step
+
+
+@pytest.mark.parametrize("checkpoint", MEGATRON_PARTS)
+@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
+def test_megatron_on_one_gpu(dropout: str, checkpoint: str) -> None:
+    text = GPT.replace("nanogpt", "megatron").replace("DROPOUT", dropout)
+    setup = setup_of(text + f"checkpoint: {MEGATRON_PARTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+@pytest.mark.parametrize("checkpoint", ["null", "{every: 1}"])
+def test_evaluation(checkpoint: str, mode: str) -> None:
+    setup = setup_of(GPT.replace("DROPOUT", "0.1") + f"checkpoint: {checkpoint}\nmode: {mode}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["{name: sgd, momentum: 0.9}", "{name: adamw-8bit}", "{in_backward: true, clip_norm: null}"]
+)
+@pytest.mark.parametrize("chunking", ["backward", "projection"])
+def test_chunked_losses_and_other_optimizers(chunking: str, optimizer: str) -> None:
+    text = GPT.replace("DROPOUT", f"0.1, loss_chunks: 4, loss_chunking: {chunking}").replace(", accumulation: 2", "")
+    setup = setup_of(f"{text}checkpoint: {{every: 1}}\noptimizer: {optimizer}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 def test_stamping_happens() -> None:
     """Otherwise the comparisons above compare a thing with itself."""
-    from sim.model.calls import interpret
-    from sim.runtime.recorder import Recorder
-    from sim.runtime.train import TrainingRun
-
     run = TrainingRun(setup_of(LLAMA.replace("IMPLEMENTATION", "torchtitan")), Recorder())
     run.tape.stamps = True
     with interpret(run.tape):

@@ -109,19 +109,35 @@ def test_the_heaviest_stage_decides() -> None:
     assert outcome.bubble_fraction == Fraction(int(4 * step_us(outcome)), m * 8 * 30) - 1
 
 
-def test_recomputation_under_a_pipeline_lengthens_the_backward() -> None:
-    outcome = simulate(
-        load_text(
-            """
+RECOMPUTED = """
 model: {chain: {layers: 8, entry: 1 MiB, activation: 4 MiB, forward: 10 us, backward: 20 us}}
 cluster: {gpu: h100, gpus_per_node: 4}
 batch: {micro_batch: 1, seq_len: 1, accumulation: 8}
 parallel: {pipeline: {degree: 4}}
-checkpoint: {every: 1}
-""",
-            "recomputed",
-        )
-    ).outcomes[0]
+checkpoint: {every: 1, keep_micro_batches: KEPT}
+"""
+
+
+def recomputed(kept: int) -> Outcome:
+    return simulate(load_text(RECOMPUTED.replace("KEPT", str(kept)), "recomputed")).outcomes[0]
+
+
+def test_recomputation_under_a_pipeline_lengthens_the_backward() -> None:
+    outcome = recomputed(0)
     assert outcome.bubble_fraction == 3 / 8
     assert step_us(outcome) == (8 + 3) * 2 * (10 + 20 + 10)
     assert outcome.ranks[0].steady.allocated_bytes == (4 * 2 * 1 + 4) << 20  # four times two entries, one layer again
+
+
+def test_only_micro_batches_that_do_not_fit_are_recomputed() -> None:
+    """Korthikanti et al. 2022, appendix C: the last rank has one in flight, the first has four."""
+    for kept in range(1, 5):
+        outcome = recomputed(kept)
+        again = [rank.time.recompute_ns > 0 for rank in outcome.ranks if rank.time is not None]
+        assert again == [4 - rank > kept for rank in range(4)]
+        whole, entries = 2 * 4, 2 * 1
+        held = [min(4 - rank, kept) * whole + max(4 - rank - kept, 0) * entries for rank in range(4)]
+        found = [rank.steady.allocated_bytes >> 20 for rank in outcome.ranks]
+        assert all(most <= bytes_held <= most + 4 for most, bytes_held in zip(held, found))
+        assert step_us(outcome) <= step_us(recomputed(kept - 1))
+    assert step_us(recomputed(4)) == (8 + 3) * 2 * (10 + 20)

@@ -32,6 +32,14 @@ def test_gathered_parameters_have_measures_of_their_own(overrides: tuple[str, ..
     assert measure_against(Owner.GATHERED, setup(*overrides)) == measure
 
 
+def test_a_chunked_loss_is_proposed_as_far_as_a_scenario_can_play_it() -> None:
+    one_gpu = ("parallel=null", "cluster.gpus_per_node=1")
+    assert measure_against(Owner.LOSS, setup()) == "a chunked loss (which no scenario can play under fsdp yet)"
+    assert measure_against(Owner.LOSS, setup(*one_gpu)) == "a chunked loss (model.loss_chunks)"
+    chunked = setup(*one_gpu, "model.loss_chunks=4")
+    assert measure_against(Owner.LOSS, chunked) == "more chunks of the loss (model.loss_chunks)"
+
+
 @pytest.mark.parametrize("owner", [Owner.PARAMETER, Owner.GRADIENT, Owner.OPTIMIZER])
 def test_states_are_sharded(owner: Owner) -> None:
     assert measure_against(owner, setup()) == "sharding over more GPUs (parallel.fsdp.degree)"
@@ -53,9 +61,9 @@ def test_states_that_are_most_of_the_peak_are_the_lever() -> None:
 @pytest.mark.parametrize("there", [True, False])
 def test_a_measure_without_a_field_says_so(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     path: Literal["batch.seq_len", "batch.nothing"] = "batch.seq_len" if there else "batch.nothing"
-    monkeypatch.setitem(FIELDS, "a chunked loss", path)
+    monkeypatch.setitem(FIELDS, "offloading checkpoints", path)
     words = "(batch.seq_len)" if there else "(which no scenario can play yet)"
-    assert with_field("a chunked loss") == f"a chunked loss {words}"
+    assert with_field("offloading checkpoints") == f"offloading checkpoints {words}"
     assert with_field("checkpointing layers") == "checkpointing layers"
 
 

@@ -105,7 +105,7 @@ def test_a_lever_is_the_peak_without_an_owner(chain: Result) -> None:
     """Segments of two out of six layers: three entries stay, and the forward holds one layer beside them."""
     lever = find_lever(chain["by-two"])
     assert lever is not None
-    assert (lever.owner, lever.measure) == ("recomputed activations", "shorter segments")
+    assert (lever.owner, lever.measure) == ("recomputed activations", "shorter regions")
     assert (lever.peak_bytes, lever.phase) == ((3 * 16 + 128) * MIB, "forward")
 
 
@@ -137,7 +137,7 @@ def keys(value: Any, prefix: str = "") -> set[str]:
     for key, inner in value.items():
         path = f"{prefix}{key}"
         if isinstance(inner, dict):
-            varying = key in ("owners", "alive")
+            varying = key in ("owners", "alive", "bytes_per_parameter")
             found |= {f"{path}{{}}"} if varying else keys(inner, f"{path}.")
         elif isinstance(inner, list):
             found |= {f"{path}[]"}

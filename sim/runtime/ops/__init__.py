@@ -4,12 +4,25 @@ Importing this package fills `Tape.rules`. Each rule names its source: TAPE.md a
 own measurements of torch 2.14 (real autograd over a fake driver); where a rule is only read in torch's source it says so.
 """
 
-from sim.runtime.ops import attention, attention_math, chain, embedding, loss, matmul, megatron, norm, pointwise, views
+from sim.runtime.ops import (
+    attention,
+    attention_math,
+    chain,
+    chunked_loss,
+    embedding,
+    loss,
+    matmul,
+    megatron,
+    norm,
+    pointwise,
+    views,
+)
 
 __all__ = [
     "attention",
     "attention_math",
     "chain",
+    "chunked_loss",
     "embedding",
     "loss",
     "matmul",

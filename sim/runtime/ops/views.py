@@ -139,6 +139,21 @@ class Split(Op):
         return [tape.pointwise("aten::cat", shape, dtype, None, sum(g.bytes for g in gradients if g), "copy")]
 
 
+class Chunk(Op):
+    """x.chunk(n, dim=1): parts of a size, the last may be shorter. Backward: one cat of all parts' gradients."""
+
+    node = "SplitBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
+        full = x.strides if x.strides is not None else st.plain(x.shape)
+        length = x.shape[1]
+        shapes = [(x.shape[0], min(size, length - start), *x.shape[2:]) for start in range(0, length, size)]
+        return tuple(x.alias(shape, st.normalize(shape, full)) for shape in shapes)
+
+    backward = Split.backward
+
+
 class CatLast(Op):
     """torch.cat along the last dimension. Backward: views of the gradient."""
 
@@ -243,6 +258,11 @@ def slice_(tape: Tape, x: Tensor, dim: int, start: int, length: int) -> Tensor:
 @rule("split")
 def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
     return tape.apply_tuple(Split, (x,), size)
+
+
+@rule("chunk")
+def chunk(tape: Tape, x: Tensor, chunks: int) -> tuple[Tensor, ...]:
+    return tape.apply_tuple(Chunk, (x,), -(-x.shape[1] // chunks))
 
 
 @rule("cat_last")

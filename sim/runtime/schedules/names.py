@@ -20,7 +20,11 @@ _BY_NAME: dict[str, Callable[[int, int, int, int], list[Action]]] = {
 SCHEDULES = tuple(_BY_NAME)
 
 
+def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    """What one of `ranks` does. Raises KeyError for an unknown schedule."""
+    return _BY_NAME[schedule](rank, ranks, micro_batches, chunks)
+
+
 def orders(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> list[list[Action]]:
     """What each of `ranks` does, in order. Raises KeyError for an unknown schedule."""
-    order = _BY_NAME[schedule]
-    return [order(rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    return [order(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]

@@ -1,0 +1,42 @@
+"""Bytes that a parameter costs before any activation, by name: the 8, 12 or 16 B/param that people quote."""
+
+from __future__ import annotations
+
+from sim.model.config import ChainConfig
+from sim.program.kernels import ITEM_BYTES
+from sim.runtime.optimizers import BLOCK_8_BIT
+from sim.scenario.setup import Optimizer, Setup
+
+
+def bytes_per_parameter(setup: Setup) -> dict[str, float]:
+    """Per trained parameter of the whole network (FSDP shares them); empty for the chain and without an optimizer.
+
+    Weight copies of autocast or FSDP's gathered parameters come on top while layers run.
+    """
+    optimizer = setup.optimizer
+    if isinstance(setup.model, ChainConfig):
+        return {}
+    item = ITEM_BYTES[setup.precision.parameters]
+    costs: dict[str, float] = {f"parameters {setup.precision.parameters}": item}
+    if optimizer is None or setup.mode != "train":
+        return costs
+    stepped = "fp32" if optimizer.master_weights else setup.precision.parameters
+    if not optimizer.in_backward:
+        costs[f"gradients {stepped}"] = ITEM_BYTES[stepped]
+    if optimizer.master_weights:
+        costs["master weights fp32"] = ITEM_BYTES[stepped]
+    states = _states(optimizer, ITEM_BYTES[stepped])
+    if states:
+        costs[STATE_NAMES[optimizer.name]] = states
+    return costs
+
+
+STATE_NAMES = {"adamw": "AdamW's moments", "adamw-8bit": "8-bit moments and their scales", "sgd": "momentum"}
+
+
+def _states(optimizer: Optimizer, item: int) -> float:
+    if optimizer.name == "adamw":
+        return 2 * item
+    if optimizer.name == "adamw-8bit":
+        return 2 * (1 + 4 / BLOCK_8_BIT)
+    return item if optimizer.momentum else 0
