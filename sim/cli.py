@@ -45,21 +45,29 @@ def answers_errors() -> Iterator[None]:
 
     try:
         yield
+        sys.stdout.flush()
     except typer.Exit:
         raise
     except (ScenarioError, RunError, CostError, MeshError, UnitError) as error:
         stop(str(error))
     except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_nowhere()
         raise typer.Exit from None
     except OSError as error:
-        stop(f"{error.filename or 'file'}: {(error.strerror or str(error)).lower()}")
+        if error.filename is None:  # stdout's: files say which they are
+            raise
+        stop(f"{error.filename}: {(error.strerror or str(error)).lower()}")
     except KeyboardInterrupt:
         stop("Interrupted.", INTERRUPTED)
     except Exception as error:
         if DEBUG in os.environ:
             raise
         stop(f"A mistake in sim, not in your input: {error!r}. {DEBUG}=1 shows where; please report it.", MISTAKE)
+
+
+def to_nowhere() -> None:
+    """What is left of stdout's buffer would fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def stop(message: str, code: int = WRONG_INPUT) -> NoReturn:
@@ -95,6 +103,9 @@ def run(
 ) -> None:
     """Play every strategy of a scenario: one screen, and files under out/<scenario>/<strategy>/.
 
+    With --set the files go to a folder of their own, e.g. out/fsdp_ckpt@batch.seq_len=4096. A section that is set
+    ({...}) merges with the scenario's, also `strategies`: --only chooses among them.
+
     Exit code: 0 a strategy fits, 3 none does, 2 wrong input.
 
     Example: python -m sim run scenarios/fsdp_ckpt.yaml --set batch.seq_len=4096
@@ -102,6 +113,7 @@ def run(
     with answers_errors():
         from sim.api import load
         from sim.report.files import strategy_folders, write_summary
+        from sim.report.read import with_earlier
         from sim.report.runner import Task, play_all
         from sim.report.summary import summarize_run
 
@@ -109,13 +121,13 @@ def run(
         setups = chosen(loaded.strategies, only or ())
         folders: list[Path | None] = [None] * len(setups)
         if not no_files:
-            every = strategy_folders(out, loaded.name, [setup.name for setup in loaded.strategies])
+            every = strategy_folders(out, loaded.title, [setup.name for setup in loaded.strategies])
             folders = [folder for folder, setup in zip(every, loaded.strategies) if setup in setups]
         tasks = [Task(scenario=loaded, setup=setup, folder=folder) for setup, folder in zip(setups, folders)]
         summary = summarize_run(loaded, tuple(answer.summary for answer in play_all(tasks, jobs)))
         written = [folder for folder in folders if folder is not None]
         if written:
-            write_summary(written[0].parent, summary)
+            write_summary(written[0].parent, with_earlier(written[0].parent, summary, loaded))
         show(summary, as_json, written)
         raise typer.Exit(exit_code([strategy.fits for strategy in summary.strategies], strict))
 
@@ -144,12 +156,13 @@ def compare(
     Example: python -m sim compare out/fsdp_ckpt/none out/fsdp_ckpt/full
     """
     with answers_errors():
-        from sim.report.compare import compare_table, gather, token_warning, write_comparison
+        from sim.report.compare import compare_tables, gather, token_warning, write_comparison
         from sim.report.console import make_console
 
         entries = gather(files, jobs)
         console = make_console()
-        console.print(compare_table(entries))
+        for number, table in enumerate(compare_tables(entries, console.width)):
+            console.print(*([""] if number else []), table)
         if (warning := token_warning(entries)) is not None:
             print(warning, file=sys.stderr)
         if not no_files:
@@ -168,7 +181,8 @@ def schema() -> None:
 
     from sim.scenario import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    with answers_errors():
+        print(json.dumps(json_schema(), indent=2))
 
 
 @app.command()
@@ -180,7 +194,8 @@ def gpus() -> None:
     from sim.report.catalogues import gpu_table
     from sim.report.console import make_console
 
-    make_console().print(gpu_table())
+    with answers_errors():
+        make_console().print(gpu_table())
 
 
 @app.command()
@@ -192,7 +207,8 @@ def presets() -> None:
     from sim.report.catalogues import preset_table
     from sim.report.console import make_console
 
-    make_console().print(preset_table())
+    with answers_errors():
+        make_console().print(preset_table())
 
 
 @app.command()
@@ -349,4 +365,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of failing
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        to_nowhere()
+        print(f"stdout: cannot be written: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,6 +19,8 @@ from sim.timeline.lanes import Bools, Lanes, merged, total
 
 BINS = 2400
 """Instants that a curve keeps: more than a figure has pixels."""
+LANE_BINS, SHADES = 900, 8
+"""Instants that a lane keeps, one per pixel of its figure, and the shares of one that are told apart."""
 SHORTEST_LANE = 1e-4
 """Of a step: a stream that is busy for less is left out."""
 COMMUNICATION, COPY_IN = "communication", "copy-in"
@@ -23,10 +28,14 @@ COMMUNICATION, COPY_IN = "communication", "copy-in"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One stream: for every kind of work (a phase, or what the stream carries) the times [n, 2] in ms it runs."""
+    """One stream: for every kind of work (a phase, or what the stream carries) where it runs, as rows [n, 3] of start
+    and end in ms and the share of that time (0 to 1) in which it runs; kernels are often shorter than a pixel."""
 
     name: str
     work: dict[str, Floats]
+
+
+PLAIN_FIELDS = ("name", "fits", "step_ms", "capacity_bytes", "peak_ms", "peak_bytes", "peak_place")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +50,7 @@ class Picture:
     step_ms: float
     times_ms: Floats
     owners: dict[str, Ints]
-    reserved_bytes: Ints | None
+    reserved_bytes: Ints
     capacity_bytes: int
     peak_ms: float
     peak_bytes: int
@@ -51,8 +60,36 @@ class Picture:
     @property
     def top_bytes(self) -> int:
         """The highest point of all curves."""
-        highest = 0 if self.reserved_bytes is None else int(self.reserved_bytes.max(initial=0))
-        return max(self.peak_bytes, highest)
+        return max(self.peak_bytes, int(self.reserved_bytes.max(initial=0)))
+
+
+def save_picture(file: BinaryIO, picture: Picture) -> None:
+    """As an npz: arrays, and a header in JSON for the rest."""
+    arrays: dict[str, Any] = {"times_ms": picture.times_ms, "reserved_bytes": picture.reserved_bytes}
+    arrays |= {f"owner {number}": curve for number, curve in enumerate(picture.owners.values())}
+    works = [(row, kind, spans) for row, lane in enumerate(picture.lanes) for kind, spans in lane.work.items()]
+    arrays |= {f"work {number}": spans for number, (_, _, spans) in enumerate(works)}
+    header = {name: getattr(picture, name) for name in PLAIN_FIELDS}
+    header |= {"owners": list(picture.owners), "lanes": [lane.name for lane in picture.lanes]}
+    header |= {"works": [(row, kind) for row, kind, _ in works]}
+    np.savez_compressed(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+
+
+def load_picture(path: Path) -> Picture:
+    """What `save_picture` wrote. Raises OSError, BadZipFile, ValueError or KeyError for another file."""
+    with np.load(path, allow_pickle=False) as arrays:
+        header = json.loads(arrays["header"].tobytes())
+        works = [(row, kind, arrays[f"work {number}"]) for number, (row, kind) in enumerate(header["works"])]
+        return Picture(
+            **{name: header[name] for name in PLAIN_FIELDS},
+            times_ms=arrays["times_ms"],
+            owners={name: arrays[f"owner {number}"] for number, name in enumerate(header["owners"])},
+            reserved_bytes=arrays["reserved_bytes"],
+            lanes=tuple(
+                Lane(name=name, work={kind: spans for at, kind, spans in works if at == row})
+                for row, name in enumerate(header["lanes"])
+            ),
+        )
 
 
 def picture_of(outcome: Outcome, ranks: Sequence[Lanes]) -> Picture:
@@ -125,7 +162,6 @@ def work_of(lanes: Lanes) -> Work:
 def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]:
     """Lanes of the streams that do anything between two times: compute by phase, others by what they carry."""
     inside = (work.end_ns > begin_ns) & (work.start_ns < end_ns)
-    smallest_ns = (end_ns - begin_ns) / BINS
     result = []
     for stream, name in enumerate(STREAM_NAMES):
         here = inside & (work.stream == stream)
@@ -139,7 +175,7 @@ def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]
             name = _carries(stream, name, bool(work.is_collective[here].any()))
             kinds = {name: here}
         times = {
-            kind: _spans_ms(work.start_ns[rows], work.end_ns[rows], begin_ns, smallest_ns)
+            kind: _spans_ms(work.start_ns[rows], work.end_ns[rows], begin_ns, end_ns)
             for kind, rows in kinds.items()
             if rows.any()
         }
@@ -147,10 +183,22 @@ def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]
     return tuple(result)
 
 
-def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, smallest_ns: float) -> Floats:
-    """When any of them runs, from `begin_ns` on; gaps that no pixel would show are closed."""
-    spans = merged(start_ns, end_ns + smallest_ns)
-    return np.maximum((spans - [0.0, smallest_ns] - begin_ns) * 1e-6, 0.0)
+def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, until_ns: float) -> Floats:
+    """Where any of them runs between two times, and for which share: bins of about a pixel, joined where alike."""
+    spans = merged(start_ns, end_ns)
+    if not len(spans):
+        return np.zeros((0, 3))
+    edges_ns = np.linspace(begin_ns, until_ns, LANE_BINS + 1)
+    times, run_ns = spans.ravel(), np.diff(spans, prepend=spans[:, :1], axis=1).ravel().cumsum()
+    busy = np.diff(np.interp(edges_ns, times, run_ns)) * LANE_BINS / (until_ns - begin_ns)
+    level = np.ceil(np.round(busy * SHADES, 6)).astype(np.int64)
+    first = np.flatnonzero(np.diff(level, prepend=-1))
+    last = np.append(first[1:], LANE_BINS)
+    shown = level[first] > 0
+    edges_ms = (edges_ns - begin_ns) * 1e-6
+    rows = np.stack((edges_ms[first], edges_ms[last], level[first] / SHADES), axis=1)
+    result: Floats = rows[shown]
+    return result
 
 
 def _carries(stream: int, name: str, collective: bool) -> str:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
 from sim import __version__
 from sim.api import Outcome, cost_model
 from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
+from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.levers import Lever, find_lever
 from sim.report.notes import notes
 from sim.report.parameter_bytes import bytes_per_parameter
 from sim.scenario.setup import Scenario, Setup
+from sim.scenario.versions import RECORDED_ALLOCATOR, RECORDED_AUTOGRAD, minor_of
 from sim.timeline.clock import step_windows
 from sim.timeline.memory import MemoryTimeline
 from sim.timeline.metrics import outside_bytes
@@ -76,7 +80,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """How far a figure can be trusted: exact, calibrated, published, datasheet, given or assumed; and who says so."""
+    """How far a figure can be trusted: exact, close, calibrated, published, datasheet, given or assumed; and who says so."""
 
     label: str
     source: str
@@ -130,6 +134,7 @@ class StrategySummary:
     all_gathers: int | None
     reduce_scatters: int | None
     largest_micro_batch: int | None
+    largest_micro_batch_is_lower_bound: bool
     fits: bool
     usable_device_bytes: int
     context_bytes: int
@@ -140,6 +145,7 @@ class StrategySummary:
     bubble_fraction: float | None
     stages: tuple[StageSummary, ...]
     labels: dict[str, Evidence]
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +154,7 @@ class RunSummary:
 
     sim_version: str
     scenario: str
+    overrides: tuple[str, ...]
     description: str
     model: str
     gpu: str
@@ -155,6 +162,11 @@ class RunSummary:
     mfu_formula: str
     warnings: tuple[str, ...]
     strategies: tuple[StrategySummary, ...]
+
+    @property
+    def title(self) -> str:
+        """As Scenario.title."""
+        return f"{self.scenario}@{','.join(self.overrides)}" if self.overrides else self.scenario
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, ready for JSON."""
@@ -171,6 +183,7 @@ def summarize_run(scenario: Scenario, strategies: tuple[StrategySummary, ...]) -
     return RunSummary(
         sim_version=__version__,
         scenario=scenario.name,
+        overrides=scenario.overrides,
         description=scenario.description,
         model=first.model.name,
         gpu=first.cluster.gpu.name,
@@ -214,6 +227,7 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         all_gathers=time.collectives.get("all_gather", 0) if time else None,
         reduce_scatters=time.collectives.get("reduce_scatter", 0) if time else None,
         largest_micro_batch=largest_micro_batch,
+        largest_micro_batch_is_lower_bound=largest_micro_batch == LARGEST_CONSIDERED,
         fits=outcome.fits,
         usable_device_bytes=usable,
         context_bytes=setup.cluster.context_bytes,
@@ -224,7 +238,13 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         bubble_fraction=outcome.bubble_fraction,
         stages=_stages(outcome),
         labels=evidence(setup),
+        fingerprint=fingerprint(setup),
     )
+
+
+def fingerprint(setup: Setup) -> str:
+    """The same for the same set-up played by the same version, so by figures that may stand beside each other."""
+    return sha256(f"{__version__} {setup!r}".encode()).hexdigest()[:16]
 
 
 def tokens_per_step(setup: Setup) -> int | None:
@@ -247,10 +267,23 @@ def evidence(setup: Setup) -> dict[str, Evidence]:
 
 
 def _byte_evidence(setup: Setup) -> Evidence:
+    """Exact for the versions that were recorded, else close: the rules of the nearest one are played."""
+    minor, version = minor_of(setup.torch), setup.torch
     if isinstance(setup.model, ChainConfig):
-        return Evidence(label="exact", source=f"Sizes of the scenario in PyTorch {setup.torch}'s caching allocator")
-    source = f"Allocations and caching allocator as PyTorch {setup.torch}'s, where recordings cover the case"
-    return Evidence(label="exact", source=source)
+        exact = minor in RECORDED_ALLOCATOR
+        source = f"Sizes of the scenario in PyTorch {version}'s caching allocator"
+        rules = _versions(RECORDED_ALLOCATOR)
+    else:
+        exact = minor in RECORDED_ALLOCATOR and minor in RECORDED_AUTOGRAD
+        source = f"Allocations and caching allocator as PyTorch {version}'s, where recordings cover the case"
+        rules = f"allocations of {_versions(RECORDED_AUTOGRAD)}, the allocator of {_versions(RECORDED_ALLOCATOR)}"
+    if exact:
+        return Evidence(label="exact", source=source)
+    return Evidence(label="close", source=f"Rules of the versions nearest to PyTorch {version}; recorded: {rules}")
+
+
+def _versions(recorded: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{major}.{minor}" for major, minor in recorded)
 
 
 def _time_evidence(setup: Setup) -> Evidence:

@@ -20,6 +20,7 @@ from sim.scenario.kinds import (
     DurationPerLayer,
     Gpus,
     Layers,
+    Memory,
     MicroBatches,
     Momentum,
     Names,
@@ -140,7 +141,7 @@ class ClusterSection(Section):
     """Default: the usual number for this GPU; 1 if there is one node and nothing in `parallel`."""
     nodes: Nodes = 1
     """Number of machines. Default: 1."""
-    usable_memory: Bytes | None = None
+    usable_memory: Memory | None = None
     """Device memory that cudaMemGetInfo calls total, e.g. 79.1 GiB. Default: the catalogue's."""
     context_memory: Bytes | None = None
     """Device memory of a process's CUDA context, outside PyTorch. Default: the catalogue's assumption."""
@@ -172,9 +173,11 @@ class FsdpSection(Section):
     """Blocks drop their gathered parameters after forward: true, false, a number of ranks to reshard to (a divisor of
     `degree`), or torchtitan (default): all but the last block."""
     root_reshard_after_forward: ReshardRoot | None = None
-    """The same for the root unit. Default: null, PyTorch's default: the root stays gathered."""
+    """The same for the root unit, from PyTorch 2.8 on, with units: blocks. Default: null, PyTorch's default: the root
+    stays gathered."""
     units: Literal["blocks", "torchtitan_2026"] = "blocks"
-    """What is wrapped: blocks and root (default), or torchtitan of 2026: embedding, blocks, norm with head, root."""
+    """What is wrapped: blocks and root (default), or torchtitan of 2026: embedding, blocks, norm with head, root
+    (implementation torchtitan with untied embeddings only)."""
     wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
     """Which wrapper is outside. Default: fsdp(checkpoint), as torchtitan; FSDP2 gathers equally often either way."""
     forward_prefetch: CountOrZero = 0
@@ -312,7 +315,7 @@ class ScenarioFile(Section):
     description: str = ""
     """A line for people."""
     torch: Version = "2.14"
-    """Version of PyTorch that is imitated. Default: "2.14". Write it in quotes."""
+    """Version of PyTorch that is imitated, 2.4 to 2.14. Default: "2.14". Write it in quotes."""
     model: ModelSection
     cluster: ClusterSection | None = None
     """May be absent for a chain only: one GPU then."""

@@ -225,3 +225,10 @@ class Scenario:
     description: str
     strategies: tuple[Setup, ...]
     warnings: tuple[str, ...] = field(default_factory=tuple)
+    overrides: tuple[str, ...] = ()
+    """What --set changed, as given."""
+
+    @property
+    def title(self) -> str:
+        """The name, with what was changed: "fsdp_ckpt@batch.seq_len=4096"."""
+        return f"{self.name}@{','.join(self.overrides)}" if self.overrides else self.name
