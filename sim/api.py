@@ -11,8 +11,10 @@ from sim.cost.model import CostModel
 from sim.engine.deadlock import DeadlockError, with_transfers_named
 from sim.engine.memory import play_memory
 from sim.engine.play import play
+from sim.engine.steady import Cycle, find_cycle
 from sim.model.config import ChainConfig
 from sim.program.program import Owner, Program
+from sim.runtime.extend import RECORDED_STEPS, NotPeriodic, cut, extend
 from sim.runtime.lower import HostCall, lower
 from sim.runtime.record import record
 from sim.runtime.schedules import in_flight, order, stages_of
@@ -27,6 +29,7 @@ from sim.timeline.metrics import (
     active_peak,
     bubble_fraction,
     outside_bytes,
+    steady_memory,
     step_memory,
     step_time,
     utilization,
@@ -35,7 +38,8 @@ from sim.timeline.spread import step_sigma
 from sim.timeline.stories import Story, stories
 
 UNLIMITED_BYTES = 1 << 50
-STEPS = 2  # optimizer states appear in the first, fragmentation from the second on; a third repeats the second
+STEPS_TRIED = (4, 7, 13)
+"""How many steps are played until memory repeats itself: mostly the third does; near the limit a cycle of a few."""
 
 _DRIVER_COST = {
     "segment_alloc": ("cuda_malloc", False),
@@ -104,6 +108,8 @@ class Outcome:
     worst: RankOutcome
     bubble_fraction: float | None
     """Idle over busy time of the pipeline's compute streams; None without a pipeline."""
+    cycle: Cycle
+    """The steps that repeat for ever: the steady step time is their mean, the steady peaks are their largest."""
 
     @property
     def name(self) -> str:
@@ -166,11 +172,11 @@ def simulate(scenario: Scenario | str | Path, progress: Callable[[str], None] | 
 
 def simulate_setup(setup: Setup) -> Outcome:
     """Play one strategy."""
-    programs = [record(setup, STEPS, rank=rank) for rank in range(setup.stages)]
-    memories = [fit_memory(setup, program) for program in programs]
-    fits = all(memory.out_of_memory is None for memory, _ in memories)
+    programs, on_device, cycle = settle(setup)
+    memories = [fit_memory(setup, memory) for memory in on_device]
+    fits = all(memory.out_of_memory is None for memory in on_device)
     lanes = play_time(setup, programs, [memory for memory, _ in memories]) if fits else [None] * len(programs)
-    ranks = tuple(map(partial(_rank_outcome, setup), range(setup.stages), programs, memories, lanes))
+    ranks = tuple(map(partial(_rank_outcome, setup, cycle), range(setup.stages), programs, memories, lanes))
     worst = max(ranks, key=lambda rank: (not rank.fits, rank.steady.device_bytes))
     found, owners = active_peak(worst.shown)
     time = _slowest(ranks, worst)
@@ -193,11 +199,39 @@ def simulate_setup(setup: Setup) -> Outcome:
         ranks=ranks,
         worst=worst,
         bubble_fraction=bubble_fraction(played) if setup.pipeline is not None and played else None,
+        cycle=cycle,
     )
 
 
+def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
+    """Programs and memory on the device of every rank, as far as a whole steady cycle; or until memory runs out."""
+    recorded = [record(setup, RECORDED_STEPS, rank=rank) for rank in range(setup.stages)]
+    for steps in STEPS_TRIED:
+        programs = _extended(setup, recorded, steps)
+        memories = [device_memory(setup, program) for program in programs]
+        if any(memory.out_of_memory is not None for memory in memories):
+            return programs, memories, Cycle(1, 1)
+        cycle = find_cycle(memories)
+        if cycle is not None:
+            programs = [cut(program, cycle.steps) for program in programs]
+            return programs, [memory.until(program) for memory, program in zip(memories, programs)], cycle
+    return programs, memories, Cycle(1, STEPS_TRIED[-1] - 1, settled=False)
+
+
+def _extended(setup: Setup, recorded: list[Program], steps: int) -> list[Program]:
+    try:
+        return [extend(program, steps) for program in recorded]
+    except NotPeriodic:
+        return [record(setup, steps, rank=rank) for rank in range(setup.stages)]
+
+
 def _rank_outcome(
-    setup: Setup, rank: int, program: Program, memory: tuple[MemoryTimeline, MemoryTimeline], lanes: Lanes | None
+    setup: Setup,
+    cycle: Cycle,
+    rank: int,
+    program: Program,
+    memory: tuple[MemoryTimeline, MemoryTimeline],
+    lanes: Lanes | None,
 ) -> RankOutcome:
     on_device, unlimited = memory
     shown, outside = unlimited if on_device.out_of_memory is not None else on_device, outside_bytes(setup)
@@ -214,9 +248,9 @@ def _rank_outcome(
         memory=on_device,
         unlimited=unlimited,
         lanes=lanes,
-        steady=step_memory(shown, -1, outside),
+        steady=steady_memory(shown, cycle.period, outside),
         first_step=step_memory(shown, 0, outside),
-        time=step_time(lanes) if lanes is not None else None,
+        time=step_time(lanes, cycle.period) if lanes is not None else None,
         in_flight=flying,
     )
 
@@ -233,13 +267,12 @@ def _slowest(ranks: tuple[RankOutcome, ...], worst: RankOutcome) -> StepTime | N
     )
 
 
-def fit_memory(setup: Setup, program: Program) -> tuple[MemoryTimeline, MemoryTimeline]:
-    """The program's memory on the device, and with memory without end (the same object where it fits unhindered)."""
-    on_device = device_memory(setup, program)
+def fit_memory(setup: Setup, on_device: MemoryTimeline) -> tuple[MemoryTimeline, MemoryTimeline]:
+    """Memory on the device, and with memory without end (the same object where it fits unhindered)."""
     if on_device.out_of_memory is None and not any(action == "flush" for _, action, _ in on_device.driver_calls):
         return on_device, on_device
     total = setup.cluster.usable_memory_bytes
-    return on_device, play_memory(program, setup.allocator, total, UNLIMITED_BYTES, setup.torch)
+    return on_device, play_memory(on_device.program, setup.allocator, total, UNLIMITED_BYTES, setup.torch)
 
 
 def device_memory(setup: Setup, program: Program) -> MemoryTimeline:

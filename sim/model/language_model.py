@@ -40,6 +40,9 @@ class LanguageModel(Module):
     returns_logits: ClassVar[bool] = False
     """The script calls the model for logits, its own variable, and then the loss (torchtitan); else one call does both."""
 
+    passes_keywords: ClassVar[bool] = False
+    """Layers are called with one positional argument and the rest by keyword."""
+
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
 

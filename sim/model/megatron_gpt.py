@@ -77,28 +77,36 @@ class SelfAttention(Module):
         return self.linear_proj(self.core_attention(q, k, v))
 
 
+class Gelu(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
 class Mlp(Module):
     """The bias of the second projection is left to the caller."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.linear_fc1 = ParallelLinear(config.hidden, config.ffn_hidden, config.bias, skip_bias_add=True)
+        self.activation_func = Gelu()
         self.linear_fc2 = ParallelLinear(config.ffn_hidden, config.hidden, config.bias, skip_bias_add=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear_fc1(x)
         if self.config.bias:
             x = F.add_bias(x, self.linear_fc1.bias)
-        x = F.gelu(x)
+        x = self.activation_func(x)
         return self.linear_fc2(x)
 
 
 def bias_dropout_add(x: Tensor, linear: ParallelLinear, residual: Tensor, p: float) -> Tensor:
-    """residual + dropout(x + bias of the layer that made x)."""
-    biased = F.add_bias(x, linear.bias) if hasattr(linear, "bias") else x
-    out = F.dropout(biased, p)
-    out = residual + out
-    return out
+    """residual + dropout(x + bias of the layer that made x). Runs under enable_grad (bias_dropout_add_exec_handler), so
+    that in a reentrant region's forward the dropout's mask is saved until the layer's result becomes the region's."""
+    with active().enable_grad():
+        biased = F.add_bias(x, linear.bias) if hasattr(linear, "bias") else x
+        out = F.dropout(biased, p)
+        out = residual + out
+        return out
 
 
 class TransformerLayer(Module):

@@ -79,10 +79,11 @@ OWNER_LABELS = {
 
 # Streams of a rank, in the order of PyTorch FSDP2's own (FSDP.md fact 1); memory belongs to the stream it was made on.
 COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = range(5)
+TENSOR, DATA = 5, 6  # NCCL streams of Megatron's tensor-parallel and data-parallel communicators
 # Those of a pipeline: to and from the ranks of the next and the previous stages.
-SEND_NEXT, SEND_PREVIOUS, RECEIVE_NEXT, RECEIVE_PREVIOUS = range(5, 9)
+SEND_NEXT, SEND_PREVIOUS, RECEIVE_NEXT, RECEIVE_PREVIOUS = range(7, 11)
 STREAM_NAMES = (
-    "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce",
+    "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel", "data_parallel",
     "send_next", "send_previous", "receive_next", "receive_previous",
 )  # fmt: skip
 

@@ -107,6 +107,8 @@ class StrategySummary:
     tokens_per_step: int | None
     step_time_s: float | None
     step_time_relative_sigma: float | None
+    steady_cycle_steps: int
+    steady_is_settled: bool
     steady_step_start_s: float | None
     tokens_per_s_per_gpu: float | None
     mfu: float | None
@@ -185,6 +187,8 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         tokens_per_step=tokens_per_step(setup),
         step_time_s=time.step_ns * 1e-9 if time else None,
         step_time_relative_sigma=outcome.step_sigma,
+        steady_cycle_steps=outcome.cycle.period,
+        steady_is_settled=outcome.cycle.settled,
         steady_step_start_s=step_windows(outcome.lanes)[-1][0] * 1e-9 if outcome.lanes else None,
         tokens_per_s_per_gpu=use.tokens_per_s_per_gpu if use else None,
         mfu=use.mfu if use else None,

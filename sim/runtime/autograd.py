@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sim.model.calls import Shape
 from sim.program.program import Owner
 from sim.runtime.recorder import Operators
+from sim.runtime.strides import dense
 from sim.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ class Node:
 
 
 class AccumulateGrad:
-    """The end of the tape at a leaf: the first gradient is taken over, later ones are added in place."""
+    """The end of the tape at a leaf: the first gradient is taken over, later ones are added in place.
+
+    A gradient has the leaf's strides if the leaf is dense, else plain ones; one that has not is copied (TAPE.md 2.5).
+    """
 
     __slots__ = ("__weakref__", "base", "leaf")
     sequence = 1 << 62  # runs as soon as it is ready
@@ -99,6 +103,8 @@ class AccumulateGrad:
         gradient = gradients[0]
         assert gradient is not None
         if self.leaf.grad is None:
+            if gradient.strides != (layout := dense(self.leaf.shape, self.leaf.strides)):
+                gradient = tape.pointwise("aten::clone", gradient.shape, gradient.dtype, layout, gradient.bytes, "copy")
             gradient.storage.belongs_to(Owner.GRADIENT)
             self.leaf.grad = gradient
         else:

@@ -6,18 +6,17 @@ from itertools import accumulate
 from typing import Any
 
 from sim.model.calls import interpret
-from sim.model.chain import Chain, KeptEntry
+from sim.model.chain import Chain
 from sim.model.config import ChainConfig
 from sim.model.module import ModuleList
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
-from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.pipeline import PipelineRank, Stage, Wire
 from sim.runtime.recorder import OutOfMemory, Recorder
+from sim.runtime.regions import apply_checkpoint, keep_entries
 from sim.runtime.schedules import stages_of
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
-from sim.runtime.wrap import apply_checkpoint
 from sim.scenario.setup import Pipeline, Setup
 
 assert ops  # importing it fills the tape's rules
@@ -35,7 +34,7 @@ def record_chain(setup: Setup, steps: int = 2, fail_at: int | None = None, rank:
         pipeline, recomputes = _pipeline_rank(tape, setup, setup.pipeline, config, rank)
     else:
         apply_checkpoint(tape, model, setup.checkpoint)
-        recomputes = _keep_entries(model, 0)
+        recomputes = keep_entries(model)
     with interpret(tape):
         recorder.mark("init")
         try:
@@ -83,23 +82,11 @@ def _pipeline_rank(
         model = Chain(config)
         model.layers = ModuleList(model.layers.items[begins[number] : begins[number + 1]], begins[number])
         apply_checkpoint(tape, model, setup.checkpoint)
-        recomputes |= _keep_entries(model, begins[number])
+        recomputes |= keep_entries(model)
         stages[number] = ChainStage(tape, model, number == 0, number == len(pipeline.placement) - 1)
     wire = Wire((0,), "uint8", kept=True)
     keeps = setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0
     return PipelineRank(tape, pipeline, setup.batch.accumulation, rank, stages, wire, keeps), recomputes
-
-
-def _keep_entries(model: Chain, first: int) -> bool:
-    """Put the kept entry in front of every region. Returns whether anything is recomputed."""
-    number, any_region = first, False
-    for i, layer in enumerate(model.layers.items):
-        inner = layer.module if isinstance(layer, CheckpointWrapper) else layer
-        if isinstance(layer, CheckpointWrapper):
-            model.layers.items[i] = KeptEntry(layer, model.config, number)
-            any_region = True
-        number += len(vars(inner).get("layers", ()) or (inner,))
-    return any_region
 
 
 def _step(tape: Tape, model: Chain, number: int, accumulation: int) -> None:

@@ -40,21 +40,25 @@ _BACKWARD = Phase.BACKWARD << PHASE_SHIFT
 _LOSS_OWNER, _GRADIENT_OWNER = int(Owner.LOSS), int(Owner.ACTIVATION_GRADIENT)
 
 
+_RECORDED_EVENTS = (int(Row.RECORD), int(Row.WAIT), int(Row.SYNC))
+_ARGUMENT_SHIFT = 12
 Places = tuple[Ints, Ints]
 """`where` of rows and of memory events."""
 
 
 class Position(NamedTuple):
-    """A point in issue order: rows, memory events and allocations before it."""
+    """A point in issue order: rows, memory events, allocations and recorded events before it."""
 
     rows: int
     events: int
     handles: int
+    recorded: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was issued between two positions, as arrays. `memory_row` counts from the first row of the recording."""
+    """What was issued between two positions, as arrays. `memory_row` counts from the first row of the recording, the
+    events of `rows` from the first that it records (negative where an earlier one is awaited); it records `recorded`."""
 
     rows: Ints
     row_where: Ints
@@ -65,6 +69,7 @@ class Recording:
     bytes: list[int]
     streams: list[int]
     owners: list[int]
+    recorded: int
 
     @property
     def handles(self) -> int:
@@ -100,7 +105,7 @@ class Recorder:
         self._streams: list[int] = []  # per handle
         self._kernels: dict[Any, int] = {}
         self._kernel_table: list[Kernel] = []
-        self._collectives: list[Collective] = []
+        self._collectives: dict[Collective, int] = {}
         self._host_works: dict[HostWork, int] = {}
         self._transfers: list[Transfer] = []
         self._paths: dict[str, int] = {"": 0}
@@ -225,8 +230,8 @@ class Recorder:
         self._row(Row.SYNC, 0, event)
 
     def collective(self, collective: Collective, stream: int) -> None:
-        self._collectives.append(collective)
-        self._row(Row.COLLECTIVE, stream, len(self._collectives) - 1)
+        number = self._collectives.setdefault(collective, len(self._collectives))
+        self._row(Row.COLLECTIVE, stream, number)
 
     def transfer(self, kind: Row, transfer: Transfer, stream: int) -> None:
         """SEND or RECEIVE."""
@@ -246,14 +251,15 @@ class Recorder:
     # -- again -------------------------------------------------------------------------------------------------
     def position(self) -> Position:
         rows, events = self._rows_before + len(self._rows), self._events_before + len(self._memory)
-        return Position(rows, events, len(self._bytes))
+        return Position(rows, events, len(self._bytes), self.events)
 
     def since(self, begin: Position) -> Recording:
         """What was issued since `begin`; nothing may have been appended in between."""
         row, event = begin.rows - self._rows_before, begin.events - self._events_before
         memory = np.array(self._memory[event:], np.int64)
+        rows = np.array(self._rows[row:], np.int64)
         return Recording(
-            rows=np.array(self._rows[row:], np.int64),
+            rows=rows - (np.isin(rows & 15, _RECORDED_EVENTS) * begin.recorded << _ARGUMENT_SHIFT),
             row_where=np.array(self._row_where[row:], np.int64),
             memory_kind=memory & 3,
             memory_handle=memory >> 2,
@@ -262,6 +268,7 @@ class Recorder:
             bytes=self._bytes[begin.handles :],
             streams=self._streams[begin.handles :],
             owners=self.owners[begin.handles :],
+            recorded=self.events - begin.recorded,
         )
 
     def moved(self, recording: Recording, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> Places:
@@ -276,7 +283,11 @@ class Recorder:
         self._close_chunk()
         memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
         row_where, memory_where = places
-        self._chunks.append((recording.rows, row_where, memory, recording.memory_row + self._rows_before, memory_where))
+        rows = recording.rows
+        if recording.recorded:
+            rows = rows + (np.isin(rows & 15, _RECORDED_EVENTS) * self.events << _ARGUMENT_SHIFT)
+            self.events += recording.recorded
+        self._chunks.append((rows, row_where, memory, recording.memory_row + self._rows_before, memory_where))
         self._rows_before += len(recording.rows)
         self._events_before += len(memory)
         self._bytes += recording.bytes
@@ -317,7 +328,7 @@ class Recorder:
         sizes, streams = np.array(self._bytes, np.int64), np.array(self._streams, np.int64)
         return Program(
             kernels=self._kernel_table,
-            collectives=self._collectives,
+            collectives=list(self._collectives),
             host_works=list(self._host_works),
             paths=self._path_names,
             operators=Operators.names,

@@ -157,7 +157,7 @@ class LayerNode:
         if learn and template.forward is None:
             recording = recorder.since(begin)
             handles = recording.memory_handle
-            if (handles >= begin.handles).all() and _only_launches(recording):
+            if (handles >= begin.handles).all() and _repeatable(recording):
                 kinds = np.zeros(len(handles), np.int64)
                 template.forward = Stamp(
                     recording.rebased(kinds, (begin.handles, 0, 0, 0)), kinds, tape.sequence - sequence, self.paths
@@ -195,7 +195,7 @@ class LayerNode:
         return self._stamp_backward(tape, gradients, present)
 
     def release(self) -> None:
-        self.root = self.boundary = None
+        """The graph itself stays, as in PyTorch, until the loss dies: a reentrant region's node holds its arguments."""
         self.held = []
 
     def needs(self, index: int) -> bool:
@@ -208,8 +208,7 @@ class LayerNode:
         incoming_handle = gradients[0].storage.handle
         incoming_handles = gradients[0].storage.handles
         before = [_gradient_handle(slot) for slot in self.slots]
-        root, self.root = self.root, None
-        run_backward(tape, root, gradients)
+        run_backward(tape, self.root, gradients)
         result, boundary.gradient = boundary.gradient, None
         assert result is not None
         if self.learns and present not in template.backwards and template.forward is not None:
@@ -230,7 +229,7 @@ class LayerNode:
         is_incoming = handles == incoming
         is_held = [handles == handle for handle in self.held_handles]
         choices = [own, is_incoming, own_forward, *is_held]
-        if not np.any(choices, axis=0).all() or not _only_launches(recording) or tape.workspace_is_new(begin.handles):
+        if not np.any(choices, axis=0).all() or not _repeatable(recording) or tape.workspace_is_new(begin.handles):
             return None
         numbers = [BACKWARD, INCOMING, FORWARD, *range(HELD, HELD + len(is_held))]
         kinds = np.select(choices, numbers)
@@ -295,7 +294,6 @@ def _take_gradient(slot: Parameter, gradient: Tensor) -> None:
     leaf.grad = gradient
 
 
-def _only_launches(recording: Recording) -> bool:
-    """Events and collectives are numbered one by one: a layer that issues any is not stamped."""
-    kinds = recording.rows & 15
-    return bool(((kinds == Row.LAUNCH) | (kinds == Row.HOST)).all())
+def _repeatable(recording: Recording) -> bool:
+    """The host waits for nothing, and streams only for events of the layer's own."""
+    return bool(((recording.rows & 15) != Row.SYNC).all() and (recording.rows >= 0).all())

@@ -96,6 +96,9 @@ class Tape:
     def run_repeated(self, module: Module, arguments: tuple[Any, ...]) -> Tensor:
         return run_layer(self, module, arguments)
 
+    def enable_grad(self) -> AbstractContextManager[None]:
+        return self.grad_mode(True)
+
     def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
         Tensor.of(logits).storage.belongs_to(Owner.LOSS)
         return self.phase(Phase.LOSS, Owner.LOSS, "loss")
@@ -115,7 +118,7 @@ class Tape:
         """Node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
         recorder = self.recorder
         recorder.where = recorder.base | op.number
-        if not (self.grad_enabled and _requires_grad(inputs)):
+        if not self.records(inputs):
             return self._kernel(op, inputs, attributes)
         node = Node(self, op, inputs, attributes)
         if not op.saves_late:
@@ -130,6 +133,14 @@ class Tape:
             if index not in op.not_differentiable:
                 tensor.node, tensor.output_index, tensor.requires_grad = node, index, True
         return outputs
+
+    def records(self, inputs: tuple[Tensor | None, ...]) -> bool:
+        """Will backward come this way?"""
+        if self.grad_enabled:
+            for tensor in inputs:  # a plain loop: this runs for every operator
+                if tensor is not None and tensor.requires_grad:
+                    return True
+        return False
 
     def _kernel(self, op: type[Op], inputs: tuple[Tensor | None, ...], attributes: tuple[Any, ...]) -> Any:
         if self.selective is not None and op.aten:
@@ -260,13 +271,6 @@ class Tape:
         finally:
             recorder.resume(before[0])
             recorder.default_owner = before[1]
-
-
-def _requires_grad(inputs: tuple[Tensor | None, ...]) -> bool:
-    for tensor in inputs:  # noqa: SIM110 (a plain loop: this runs for every operator)
-        if tensor is not None and tensor.requires_grad:
-            return True
-    return False
 
 
 def strides_like(x: Tensor) -> Strides:

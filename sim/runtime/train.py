@@ -18,12 +18,13 @@ from sim.runtime import ops
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import AdamW, clip_grad_norm
 from sim.runtime.recorder import OutOfMemory, Recorder
+from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.unwinding import unwind
-from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, mark_repeats, offload_inputs
+from sim.runtime.wrap import apply_fsdp, mark_repeats, offload_inputs
 from sim.scenario.setup import Setup
 
 assert ops  # importing it fills the tape's rules

@@ -1,34 +1,18 @@
-"""Strategies as wrappers: which layers become regions, which modules become FSDP units."""
+"""Strategies as wrappers: which modules become FSDP units, whose saved tensors go to the host, which layers are alike."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sim.model.calls import Tensor
-from sim.model.language_model import LanguageModel
-from sim.model.module import Module, ModuleList, Parameter
-from sim.runtime.checkpoint import CheckpointWrapper
+from sim.model.module import Module, Parameter
 from sim.runtime.offload import SaveOnCpu
-from sim.runtime.selective import policy
+from sim.runtime.regions import blocks_of, layers_of, structure
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.fsdp2 import Unit
 from sim.runtime.sharding.policy import UnitPolicy
 from sim.runtime.tape import Tape
 from sim.runtime.templates import Repeat
-from sim.scenario.setup import Checkpoint, Fsdp, Precision, Setup
-
-
-class Segment(Module):
-    """Consecutive layers as one function."""
-
-    def __init__(self, layers: list[Module]) -> None:
-        self.layers = ModuleList(layers)
-        self.path = layers[0].path
-
-    def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, *rest)
-        return x
+from sim.scenario.setup import Fsdp, Precision, Setup
 
 
 class OffloadInputs(Module):
@@ -45,38 +29,6 @@ class OffloadInputs(Module):
             return self.module(*arguments)
         finally:
             self.tape.hooks.pop()
-
-
-def layers_of(model: Module) -> ModuleList:
-    """The repeated blocks of a network."""
-    layers = vars(model)["layers"]
-    assert isinstance(layers, ModuleList)
-    return layers
-
-
-def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -> list[Module]:
-    """Replace layers by regions. Returns, per layer, the module that FSDP wraps when it wraps outside."""
-    layers = layers_of(model)
-    blocks = list(layers)
-    if checkpoint is None:
-        return blocks
-    select = policy(checkpoint.save) if checkpoint.save else None
-    limit = len(blocks) if checkpoint.first is None else checkpoint.first
-    size, outer, regions = checkpoint.segment, list(blocks), []
-    remainder = 0 if isinstance(model, LanguageModel) and model.checkpoints_first else checkpoint.every - 1
-    for number, start in enumerate(range(0, len(blocks), size)):
-        part = blocks[start : start + size]
-        chosen = number % checkpoint.every == remainder and start + len(part) <= limit
-        if not chosen:
-            regions.extend(part)
-            continue
-        inner = part[0] if size == 1 else Segment(part)
-        region = CheckpointWrapper(tape, inner, select, checkpoint.early_stop)
-        regions.append(region)
-        if size == 1:
-            outer[start] = region
-    layers.items = regions
-    return outer
 
 
 def offload_inputs(tape: Tape, model: Module) -> None:
@@ -173,18 +125,16 @@ def mark_repeats(model: Module, again: bool = False, kinds: int = 0) -> None:
     stage, which runs for every micro-batch; its first and last layers are kinds of their own, since what comes in is
     held outside. Kinds are numbered from `kinds`.
     """
-    alike: dict[tuple[object, ...], list[tuple[Module, tuple[str, ...]]]] = {}
+    alike: dict[object, list[tuple[Module, tuple[str, ...]]]] = {}
     layers = list(layers_of(model))
     for number, layer in enumerate(layers):
-        inner = layer.module if isinstance(layer, CheckpointWrapper) else None
-        parts = list(inner.layers) if isinstance(inner, Segment) else [inner or layer]
-        if any(part.hooks is not None for part in parts if part is not layer):
+        blocks = blocks_of(layer)
+        if any(block.hooks is not None for block in blocks if block is not layer):
             continue
-        policy_of = (layer.policy, layer.early_stop) if isinstance(layer, CheckpointWrapper) else ()
-        paths = tuple(part.path for part in parts)
+        paths = tuple(block.path for block in blocks)
         trained = tuple(slot.requires_grad for slot in layer.parameters())
         edge = again and (number in (0, len(layers) - 1)) and number + 1
-        alike.setdefault((type(layer), *policy_of, *map(type, parts), trained, edge), []).append((layer, paths))
+        alike.setdefault((structure(layer), trained, edge), []).append((layer, paths))
     for kind, same in enumerate(alike.values(), kinds):
         for index, (layer, paths) in enumerate(same):
             layer.repeat = Repeat(kind, index, len(same), paths, tuple(layer.parameters()), again)

@@ -49,6 +49,30 @@ Gpus = Annotated[int, _count("a number of GPUs", 8, 1, MOST_RANKS), COUNT]
 Nodes = Annotated[int, _count("a number of nodes", 1, 1, MOST_RANKS), COUNT]
 
 
+def _counts(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(entry) is not int or not 1 <= entry <= MOST_LAYERS for entry in value):
+        raise ValueError(f"a list of whole numbers from 1 to {MOST_LAYERS:,} is expected, e.g. [2, 2]")
+    return tuple(value)
+
+
+Counts = Annotated[tuple[int, ...], BeforeValidator(_counts), _schema(type="array", items={"type": "integer"})]
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """One name, or a list of names."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or any(not isinstance(name, str) for name in names):
+        raise ValueError("a name or a list of names is expected, e.g. [attention, mlp]")
+    return tuple(names)
+
+
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_names),
+    _schema(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}]),
+]
+
+
 def _quantity(parse: Callable[[object], int], example: str) -> tuple[BeforeValidator, WithJsonSchema]:
     return BeforeValidator(parse), _schema(type="string", pattern=QUANTITY_PATTERN, examples=[example])
 

@@ -18,7 +18,8 @@ from sim.model.catalogue import (
 )
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.chain import resolve_chain
-from sim.scenario.consistency import check_allocator, check_batch, check_checkpoint, check_fsdp, check_precision
+from sim.scenario.checkpointing import check_checkpoint
+from sim.scenario.consistency import check_allocator, check_batch, check_fsdp, check_precision
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
 from sim.scenario.pipeline import resolve_pipeline
@@ -34,9 +35,10 @@ from sim.scenario.schema import (
     ParallelSection,
     PipelineSection,
     PrecisionSection,
+    RegionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Scenario, Setup
+from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Region, Scenario, Setup
 
 CHAIN_GPU = "h100-sxm-80gb"
 """What a chain runs on where no cluster is given; its times are given, so only the memory matters."""
@@ -100,7 +102,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         batch=Batch(micro_batch=batch.micro_batch, seq_len=batch.seq_len, accumulation=batch.accumulation),
         precision=_precision(precision, fsdp),
         optimizer=_optimizer(sections.get("optimizer")),
-        checkpoint=_checkpoint(checkpoint),
+        checkpoint=_checkpoint(checkpoint, model.layers),
         fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
@@ -230,8 +232,17 @@ def _optimizer(section: OptimizerSection | None) -> Optimizer | None:
     return None if section is None else Optimizer(**section.model_dump())
 
 
-def _checkpoint(section: CheckpointSection | None) -> Checkpoint | None:
-    return None if section is None else Checkpoint(**{**section.model_dump(), "save": tuple(section.save)})
+def _checkpoint(section: CheckpointSection | None, model_layers: int) -> Checkpoint | None:
+    if section is None:
+        return None
+    fields = {name: getattr(section, name) for name in CheckpointSection.model_fields if name not in ("save", "layers")}
+    choices = tuple(None if choice is None else _region(choice) for choice in section.layers)
+    layers = choices * (model_layers // len(choices)) if choices else ()
+    return Checkpoint(**fields, save=tuple(section.save), layers=layers)
+
+
+def _region(section: RegionSection) -> Region:
+    return Region(**{**section.model_dump(), "save": tuple(section.save)})
 
 
 def _host(section: HostSection) -> Host:

@@ -89,6 +89,17 @@ def step_memory(memory: MemoryTimeline, step: int, outside: int) -> StepMemory:
     )
 
 
+def steady_memory(memory: MemoryTimeline, period: int, outside: int) -> StepMemory:
+    """Largest peaks of the last `period` steps: the cycle that repeats."""
+    steps = [step_memory(memory, -1 - back, outside) for back in range(min(period, len(memory.steps())))]
+    return StepMemory(
+        allocated_bytes=max(step.allocated_bytes for step in steps),
+        active_bytes=max(step.active_bytes for step in steps),
+        reserved_bytes=max(step.reserved_bytes for step in steps),
+        device_bytes=max(step.device_bytes for step in steps),
+    )
+
+
 def active_peak(memory: MemoryTimeline) -> tuple[Peak, dict[Owner, int]]:
     """The peak of active bytes in the last begun step, and the owners then."""
     first, last = memory.steps()[-1]
@@ -96,13 +107,14 @@ def active_peak(memory: MemoryTimeline) -> tuple[Peak, dict[Owner, int]]:
     return found, memory.owners_at(found.event)
 
 
-def step_time(lanes: Lanes) -> StepTime:
-    """Times of the steady (last) step."""
+def step_time(lanes: Lanes, period: int = 1) -> StepTime:
+    """Times of the steady (last) step; where a cycle of `period` steps repeats, step_ns is its mean."""
     program = lanes.program
     ranges = step_ranges([(m.name, m.rows) for m in program.marks], len(lanes.start_ns))
     windows = step_windows(lanes)
     rows = lanes.in_step(*ranges[-1])
-    step_ns = windows[-1][1] - windows[-1][0]
+    cycle = windows[-period:]
+    step_ns = (cycle[-1][1] - cycle[0][0]) / len(cycle)
     recompute = lanes.kernel_ns(rows, Phase.RECOMPUTE)
     exposed = lanes.exposed_ns(rows)
     busy = lanes.busy_ns(rows & lanes.computes)
