@@ -61,7 +61,8 @@ def kernels_of(program: Program) -> Counter[object]:
 
 
 def collectives_of(program: Program) -> Counter[tuple[str, str]]:
-    return Counter((collective.kind, collective.group) for collective in program.collectives)
+    issued = program.row_argument[program.row_kind == Row.COLLECTIVE].tolist()
+    return Counter((program.collectives[number].kind, program.collectives[number].group) for number in issued)
 
 
 def test_a_stage_has_its_own_layers_and_the_ends_have_embedding_and_head() -> None:
