@@ -138,6 +138,15 @@ def test_activations_of_in_flight_micro_batches_are_held() -> None:
     assert first - 3 * per_micro_batch < per_micro_batch + 8 * HIDDEN_BYTES
 
 
+@pytest.mark.parametrize(("schedule", "held"), [("1f1b", 0), ("zb-h1", 8)])
+def test_input_gradients_of_split_backwards_stay_until_the_next_step(schedule: str, held: int) -> None:
+    """stage_backward_input leaves them in `.grad` of the received buffers; stage_backward takes them out."""
+    program = programs_of(setup_of(f"schedule: {schedule}"), 2)[1]
+    kept = Counter(program.owners[program.mem_handle[program.mem_kind == Mem.ALLOC]].tolist())
+    kept.subtract(program.owners[program.mem_handle[program.mem_kind == Mem.FREE]].tolist())
+    assert kept[int(Owner.ACTIVATION_GRADIENT)] == 8 + held  # buffers for gradients stay too
+
+
 def test_tied_embeddings_add_up_their_gradients_on_both_ends() -> None:
     counts = [collectives_of(program)["all_reduce", "embedding"] for program in programs_of(setup_of(tied=True), 2)]
     assert counts == [2, 0, 0, 2]
