@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.program.kernels import Collective, HostWork, Kernel
+from sim.program.kernels import Collective, HostCopy, HostWork, Kernel
 
 Ints = npt.NDArray[np.int64]
 
 
 class Row(IntEnum):
-    """Kinds of rows. `argument` is: kernel number, event number (RECORD, WAIT, SYNC), collective number, host-work number."""
+    """Kinds of rows. `argument` is: kernel number, event number (RECORD, WAIT, SYNC), collective number, host-work number,
+    copy number."""
 
     LAUNCH = 0
     RECORD = 1
@@ -28,6 +29,7 @@ class Row(IntEnum):
     SYNC = 3
     COLLECTIVE = 4
     HOST = 5
+    COPY = 8
 
 
 class Mem(IntEnum):
@@ -75,8 +77,11 @@ OWNER_LABELS = {
 }
 
 # Streams of a rank, in the order of PyTorch FSDP2's own (FSDP.md fact 1); memory belongs to the stream it was made on.
-COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = range(5)
-STREAM_NAMES = ("compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
+# The last two are those of streamed offload.
+COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, DEVICE_TO_HOST, HOST_TO_DEVICE = range(7)
+STREAM_NAMES = (
+    "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "device_to_host", "host_to_device",
+)  # fmt: skip
 
 
 class Phase(IntEnum):
@@ -130,6 +135,11 @@ class Program:
     marks: list[Mark]
     events: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    copies: list[HostCopy] = field(default_factory=list)
+    host_row: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Rows issued before each change of host memory."""
+    host_bytes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Bytes of host memory that the rank holds from then on for what its GPU does not."""
 
     def where(self, packed: int) -> tuple[Phase, str, str]:
         """Phase, module path and operator that a packed `where` stands for."""

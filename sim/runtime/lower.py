@@ -11,13 +11,13 @@ import numpy as np
 from sim.cost.model import CostModel
 from sim.cost.overlap import LEVELS
 from sim.hardware.mesh import Mesh, Span
-from sim.program.kernels import Collective
+from sim.program.kernels import Collective, HostCopy
 from sim.program.program import STREAM_NAMES, Ints, Program, Row
 from sim.program.world import Meeting, World
 from sim.program.world_builder import WorldBuilder
 
-NVLINK, NIC = 0, 1
-COLLECTIVE_LEVEL = 2  # of contention: kernels beside a collective
+NVLINK, NIC, DOWN, UP, HOST_MEMORY = range(5)  # links of the rank; down and up: its host link to and from the host
+COPY_LEVEL, COLLECTIVE_LEVEL = 1, 2  # of contention: kernels beside a copy engine, beside a collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,12 @@ def lower(program: Program, cost: CostModel, mesh: Mesh, host_calls: Iterable[Ho
     """The program of one rank, which stands for all ranks of its symmetric groups."""
     kernel_ns = [[cost.contended_ns(kernel, level) for kernel in program.kernels] for level in LEVELS]
     launch_ns = [cost.launch_host_ns(kernel) for kernel in program.kernels]
-    forms = cost.collectives
-    builder = WorldBuilder(
-        [len(STREAM_NAMES)], kernel_ns, launch_ns, [forms.fabric_bytes_per_s / 1e9, forms.network_bytes_per_s / 1e9]
-    )
+    forms, host = cost.collectives, cost.host_links(mesh.gpus_per_node)
+    links = (
+        forms.fabric_bytes_per_s, forms.network_bytes_per_s, host.device_to_host_bytes_per_s,
+        host.host_to_device_bytes_per_s, host.shared_bytes_per_s,
+    )  # fmt: skip
+    builder = WorldBuilder([len(STREAM_NAMES)], kernel_ns, launch_ns, [link / 1e9 for link in links])
     return _Lowering(program, cost, mesh, builder).run(host_calls)
 
 
@@ -56,7 +58,7 @@ class _Lowering:
         self.cost = cost
         self.mesh = mesh
         self.builder = builder
-        self.meetings: dict[tuple[Collective, int], Meeting] = {}
+        self.meetings: dict[tuple[Collective | HostCopy, int], Meeting] = {}
         self.events: dict[int, int] = {}  # program's number -> world's number
         self.event_ns = cost.host.event_ns
 
@@ -105,6 +107,8 @@ class _Lowering:
         elif kind == Row.COLLECTIVE:
             collective = self.program.collectives[argument]
             builder.meet(0, stream, self._meeting(collective, stream), self.cost.collective_host_ns(collective))
+        elif kind == Row.COPY:
+            builder.meet(0, stream, self._copy(self.program.copies[argument], stream), self.cost.host.launch_ns)
         else:
             builder.host(0, self.cost.host_work_ns(self.program.host_works[argument]))
 
@@ -121,6 +125,21 @@ class _Lowering:
                 latency_ns=price.latency_ns,
                 cap_bytes_per_ns=price.cap_bytes_per_s / 1e9,
                 level=COLLECTIVE_LEVEL,
+            )
+        return meeting
+
+    def _copy(self, copy: HostCopy, stream: int) -> Meeting:
+        """One party: the rank. Its share of the host's memory stands for the other GPUs of the node, which copy alike."""
+        meeting = self.meetings.get((copy, stream))
+        if meeting is None:
+            price = self.cost.copy(copy.bytes, copy.direction, copy.pinned)
+            meeting = self.meetings[copy, stream] = Meeting(
+                parties=((0, stream),),
+                bytes=price.bytes,
+                links=(DOWN if copy.direction == "device_to_host" else UP, HOST_MEMORY),
+                latency_ns=price.latency_ns,
+                cap_bytes_per_ns=price.cap_bytes_per_s / 1e9,
+                level=COPY_LEVEL,
             )
         return meeting
 

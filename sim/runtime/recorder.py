@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
+from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostCopy, HostWork, Kernel, Memory, Work
 from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row
 
 
@@ -98,6 +98,8 @@ class Recorder:
         self._kernel_table: list[Kernel] = []
         self._collectives: list[Collective] = []
         self._host_works: dict[HostWork, int] = {}
+        self._copies: dict[HostCopy, int] = {}
+        self._host_memory: list[tuple[int, int]] = []  # rows before, bytes held from then on
         self._paths: dict[str, int] = {"": 0}
         self._path_names: list[str] = [""]
         self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
@@ -223,6 +225,16 @@ class Recorder:
         self._collectives.append(collective)
         self._row(Row.COLLECTIVE, stream, len(self._collectives) - 1)
 
+    def copy(self, copy: HostCopy, stream: int) -> None:
+        """A copy between device and host; equal copies share one entry of the table. Without bytes nothing is issued."""
+        if copy.bytes:
+            self._row(Row.COPY, stream, self._copies.setdefault(copy, len(self._copies)))
+
+    def host_memory(self, change_bytes: int) -> None:
+        """The rank holds so much more (or less) host memory from here on."""
+        before = self._host_memory[-1][1] if self._host_memory else 0
+        self._host_memory.append((self._rows_before + len(self._rows), before + change_bytes))
+
     def host(self, name: str, count: int = 1) -> None:
         """Host time that is no launch."""
         work = HostWork(name, count)
@@ -322,4 +334,7 @@ class Recorder:
             marks=self.marks,
             events=self.events,
             facts=facts,
+            copies=list(self._copies),
+            host_row=np.array([row for row, _ in self._host_memory], np.int64),
+            host_bytes=np.array([held for _, held in self._host_memory], np.int64),
         )

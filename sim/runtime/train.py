@@ -15,14 +15,16 @@ from sim.model.llama import TitanLlama
 from sim.model.module import Buffer
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import AdamW, clip_grad_norm
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.parameters import ShardedParameter
+from sim.runtime.streamed_offload import Streams
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
-from sim.runtime.wrap import apply_checkpoint, apply_fsdp, layers_of, mark_repeats, offload_inputs
+from sim.runtime.wrap import apply_checkpoint, apply_fsdp, apply_offload, layers_of, mark_repeats
 from sim.scenario.setup import Setup
 
 assert ops  # importing it fills the tape's rules
@@ -70,6 +72,9 @@ class TrainingRun:
         for name, slot in self.slots:
             slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communication: Communication | None = None
+        self.host_memory: HostMemory | None = None
+        """For save_on_cpu around the whole forward."""
+        self.streams: Streams | None = None
         self.parameters: list[Tensor] = []
         self.optimizer: AdamW | None = None
         self.tokens: ModelTensor | None = None
@@ -85,10 +90,13 @@ class TrainingRun:
         outer = apply_checkpoint(tape, model, setup.checkpoint)
         if setup.fsdp is not None:
             self.communication = apply_fsdp(tape, model, [slot for _, slot in self.slots], blocks, outer, setup)
-        if setup.offload == "checkpoint_inputs":
-            offload_inputs(tape, model)
-        else:
+        offload = setup.offload
+        if offload is None:
             mark_repeats(model)
+        elif offload.what == "saved_tensors" and offload.layers is None:
+            self.host_memory = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
+        else:
+            self.streams = apply_offload(tape, model, offload)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
@@ -215,10 +223,10 @@ class TrainingRun:
     @contextmanager
     def _offload(self) -> Iterator[None]:
         """save_on_cpu around the whole forward where the setup asks for it."""
-        if self.setup.offload != "saved_tensors":
+        if self.host_memory is None:
             yield
             return
-        self.tape.hooks.append(SaveOnCpu(self.tape))
+        self.tape.hooks.append(SaveOnCpu(self.tape, self.host_memory))
         try:
             yield
         finally:

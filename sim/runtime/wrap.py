@@ -8,14 +8,17 @@ from sim.model.calls import Tensor
 from sim.model.language_model import LanguageModel
 from sim.model.module import Module, ModuleList, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.replay import Repeat
 from sim.runtime.selective import policy
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.fsdp2 import Unit
 from sim.runtime.sharding.policy import UnitPolicy
+from sim.runtime.streamed_offload import LayerHook, Streams
 from sim.runtime.tape import Tape
-from sim.scenario.setup import Checkpoint, Fsdp, Precision, Setup
+from sim.runtime.tensor import Tensor as TapeTensor
+from sim.scenario.setup import Checkpoint, Fsdp, Offload, Precision, Setup
 
 
 class Segment(Module):
@@ -31,20 +34,52 @@ class Segment(Module):
         return x
 
 
-class OffloadInputs(Module):
-    """A checkpointed layer under save_on_cpu: only what the region keeps (its inputs) goes to the host."""
+class SaveLayerOnCpu(Module):
+    """A layer under save_on_cpu. Of a checkpointed one only what the region keeps (its inputs) goes to the host."""
 
-    def __init__(self, tape: Tape, module: Module) -> None:
+    def __init__(self, tape: Tape, module: Module, memory: HostMemory) -> None:
         self.tape = tape
         self.module = module
+        self.memory = memory
         self.path = module.path
 
     def forward(self, *arguments: Any) -> Any:
-        self.tape.hooks.append(SaveOnCpu(self.tape))
+        self.tape.hooks.append(SaveOnCpu(self.tape, self.memory))
         try:
             return self.module(*arguments)
         finally:
             self.tape.hooks.pop()
+
+
+class StreamedLayer(Module):
+    """A layer among some whose saved tensors leave on side streams; `leaves`: this one's do.
+
+    All layers have the wrapper, so that backward knows which comes next.
+    """
+
+    def __init__(self, streams: Streams, module: Module, first: bool, leaves: bool) -> None:
+        self.streams = streams
+        self.module = module
+        self.first = first
+        self.leaves = leaves
+        self.path = module.path
+
+    def forward(self, *arguments: Any) -> Any:
+        tape = self.streams.tape
+        if not tape.grad_enabled:
+            return self.module(*arguments)
+        hook = self.streams.last = LayerHook(self.streams, self.first)
+        if self.leaves:
+            tape.hooks.append(hook)
+        try:
+            output = self.module(*arguments)
+        finally:
+            if self.leaves:
+                tape.hooks.pop()
+        node = TapeTensor.of(output).node
+        if node is not None:
+            node.pre_hooks = [*(node.pre_hooks or []), hook.before_backward]
+        return output
 
 
 def layers_of(model: Module) -> ModuleList:
@@ -79,10 +114,24 @@ def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -
     return outer
 
 
-def offload_inputs(tape: Tape, model: Module) -> None:
-    """save_on_cpu around every layer's call."""
+def apply_offload(tape: Tape, model: Module, offload: Offload) -> Streams | None:
+    """Wrap the layers (or regions) whose saved tensors go to the host; returns what streamed ones share."""
     layers = layers_of(model)
-    layers.items = [OffloadInputs(tape, layer) for layer in layers.items]
+    chosen = [_is_chosen(layer, offload) for layer in layers.items]
+    if offload.streams == "side":
+        streams = Streams(tape, offload)
+        layers.items = [StreamedLayer(streams, layer, not i, chosen[i]) for i, layer in enumerate(layers.items)]
+        return streams
+    memory = HostMemory(tape.recorder, offload.pinned, offload.pinned_pool)
+    layers.items = [SaveLayerOnCpu(tape, layer, memory) if c else layer for layer, c in zip(layers.items, chosen)]
+    return None
+
+
+def _is_chosen(layer: Module, offload: Offload) -> bool:
+    """A region counts by its first layer."""
+    if offload.what == "checkpoint_inputs" and not isinstance(layer, CheckpointWrapper):
+        return False
+    return offload.layers is None or int(layer.path.rpartition(".")[2]) in offload.layers
 
 
 def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPolicy:

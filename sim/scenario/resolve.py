@@ -18,7 +18,15 @@ from sim.model.catalogue import (
 )
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.chain import resolve_chain
-from sim.scenario.consistency import check_allocator, check_batch, check_checkpoint, check_fsdp, check_precision
+from sim.scenario.consistency import (
+    check_allocator,
+    check_batch,
+    check_checkpoint,
+    check_fsdp,
+    check_offload,
+    check_precision,
+    offload_streams,
+)
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
 from sim.scenario.problems import Problem, ScenarioError
@@ -29,12 +37,15 @@ from sim.scenario.schema import (
     FsdpSection,
     HostSection,
     ModelSection,
+    OffloadSection,
     OptimizerSection,
     PrecisionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Scenario, Setup
+from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Scenario, Setup
 
+KEPT_BELOW_BYTES = 1024
+"""Smaller tensors are not worth a copy: torchtune's min_offload_size."""
 CHAIN_GPU = "h100-sxm-80gb"
 """What a chain runs on where no cluster is given; its times are given, so only the memory matters."""
 
@@ -76,6 +87,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
+    offload: OffloadSection | None = sections.get("offload")
+    if offload and model and sections.whole("checkpoint"):
+        check_offload(document, offload, checkpoint, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -97,6 +111,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
         gemm_efficiency=sections.get("gemm_efficiency"),
+        offload=_offload(offload, model.layers),
     )
 
 
@@ -177,6 +192,7 @@ def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, i
         usable_memory_bytes=section.usable_memory,
         context_bytes=section.context_memory,
         communicator_bytes=section.communicator_memory,
+        host_memory_bytes=section.host_memory,
     )
 
 
@@ -220,6 +236,27 @@ def _optimizer(section: OptimizerSection | None) -> Optimizer | None:
 
 def _checkpoint(section: CheckpointSection | None) -> Checkpoint | None:
     return None if section is None else Checkpoint(**{**section.model_dump(), "save": tuple(section.save)})
+
+
+def _offload(section: OffloadSection | None, layers: int) -> Offload | None:
+    """Layers by number; None where the whole forward is meant."""
+    if section is None:
+        return None
+    chosen = section.layers or {"activations": "all_but_last", "checkpoint_inputs": "all"}.get(section.what)
+    if isinstance(chosen, str):
+        share = chosen.removeprefix("ratio ")
+        count = {"all": layers, "all_but_last": layers - 1}.get(chosen)
+        chosen = tuple(range(round(float(share) * layers) if count is None else count))
+    return Offload(
+        what=section.what,
+        layers=chosen,
+        pinned=section.pinned,
+        pinned_pool=section.pinned_pool,
+        streams=offload_streams(section),
+        look_ahead=1 if section.look_ahead is None else section.look_ahead,
+        in_flight=section.in_flight or 5,
+        above_bytes=KEPT_BELOW_BYTES if section.above is None else section.above,
+    )
 
 
 def _host(section: HostSection) -> Host:

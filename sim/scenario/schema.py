@@ -22,6 +22,7 @@ from sim.scenario.kinds import (
     Layers,
     MicroBatches,
     Nodes,
+    OffloadedLayers,
     PositiveNumber,
     Probability,
     Ranks,
@@ -137,6 +138,8 @@ class ClusterSection(Section):
     """Device memory of a process's CUDA context, outside PyTorch. Default: the catalogue's assumption."""
     communicator_memory: Bytes | None = None
     """Device memory of each NCCL communicator, outside PyTorch. Default: the catalogue's assumption."""
+    host_memory: Bytes | None = None
+    """Main memory of one node, shared by its GPUs, e.g. 2 TiB. Default: 256 GiB per GPU, assumed."""
     network: Bandwidth | None = None
     """Network between nodes per GPU and direction, e.g. 400 Gb/s. Default: the catalogue's assumption."""
 
@@ -179,6 +182,9 @@ class FsdpSection(Section):
     keep unsharded gradients meanwhile."""
     cast_forward_inputs: bool = True
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
+    cpu_offload: bool = False
+    """CPUOffloadPolicy: parameters, gradients and optimizer states live in pinned host memory, and the CPU runs the
+    optimizer. Default: false."""
 
 
 class ParallelSection(Section):
@@ -232,6 +238,33 @@ class CheckpointSection(Section):
     """Recomputation ends at the last tensor that is needed. Default: true."""
 
 
+class OffloadSection(Section):
+    """Saved tensors wait for backward in host memory. `offload: null`: none (the default)."""
+
+    what: Literal["saved_tensors", "checkpoint_inputs", "activations"]
+    """saved_tensors: torch's save_on_cpu, every saved tensor, weights and duplicates too; checkpoint_inputs: what
+    checkpointed layers keep; activations: what layers save other than parameters and buffers, on side streams."""
+    layers: OffloadedLayers | None = None
+    """Which layers: all, all_but_last, ratio 0.5 (the first half), or a list of numbers from 0. Default: all_but_last
+    for activations, all for checkpoint_inputs; for saved_tensors the whole forward, embedding and loss too."""
+    pinned: bool = True
+    """Page-locked host memory; without it copies are several times slower and hold up the host. Default: true."""
+    pinned_pool: bool = True
+    """Pinned memory is kept and used again, as PyTorch does; false: every tensor is pinned anew (about 3 ms each).
+    Default: true."""
+    streams: Literal["compute", "side"] | None = None
+    """compute: copies run in the compute stream, and the host waits for those that leave, as save_on_cpu's; side: on
+    streams of their own. Default: side for activations, compute for the others."""
+    look_ahead: CountOrZero | None = None
+    """With side streams: layers fetched before backward reaches them; 0: each tensor when it is asked for.
+    Default: 1."""
+    in_flight: Count | None = None
+    """With side streams: tensors that may leave at a time; a further one makes compute wait for the oldest.
+    Default: 5."""
+    above: Bytes | None = None
+    """With side streams: smaller tensors stay on the device, e.g. 1 MiB. Default: 1 KiB."""
+
+
 class HostSection(Section):
     """The training script's thread."""
 
@@ -250,6 +283,7 @@ class StrategySection(Section):
     precision: Any = None
     optimizer: Any = None
     checkpoint: Any = None
+    offload: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -273,6 +307,8 @@ class ScenarioFile(Section):
     optimizer: OptimizerSection | None = Field(default_factory=OptimizerSection)
     checkpoint: CheckpointSection | None = None
     """Checkpointing of every strategy that does not say otherwise. Default: null, none."""
+    offload: OffloadSection | None = None
+    """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
     host: HostSection = Field(default_factory=HostSection)
