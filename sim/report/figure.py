@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.program.program import OWNER_LABELS, Owner
-from sim.report.picture import COMMUNICATION, COPY_IN, Picture
+from sim.report.picture import COMMUNICATION, COPY_IN, STALL, Picture
 from sim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ WORK_COLOURS = {
     "reduce_scatter": "#999933",
     "all_reduce": "#332288",
     COMMUNICATION: "#332288",
+    "device_to_host": "#AA7744",
+    "host_to_device": "#D9B26A",
+    STALL: "#CC3311",
 }
 
 

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.api import Outcome, play_time
-from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, STREAM_NAMES, Ints, Phase
+from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, DEVICE_TO_HOST, STREAM_NAMES, Ints, Phase
 from sim.program.world import Floats
 from sim.report.words import place, short_op
 from sim.timeline.clock import memory_clock, step_windows
-from sim.timeline.lanes import Bools, Lanes, merged, total
+from sim.timeline.lanes import Bools, Lanes, merged, total, without
 
+LANE_NAMES = {"device_to_host": "to host", "host_to_device": "from host"}
 BINS = 2400
 """Instants that a curve keeps: more than a figure has pixels."""
 SHORTEST_LANE = 1e-4
 """Of a step: a stream that is busy for less is left out."""
-COMMUNICATION, COPY_IN = "communication", "copy-in"
+COMMUNICATION, COPY_IN, STALL = "communication", "copy-in", "waits for a copy"
+"""Kinds of work that are no phase. A stall: a copy runs, and no kernel computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +99,27 @@ def thinned(times_ms: Floats, total_bytes: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What ran on the streams, one entry per kernel or collective; `stream` and `phase` as numbers of their enums."""
+    """What ran on the streams, one entry per kernel, collective or copy; `stream` and `phase` as numbers."""
 
     stream: Ints
     phase: Ints
     is_collective: Bools
+    is_copy: Bools
     start_ns: Floats
     end_ns: Floats
 
 
 def work_of(lanes: Lanes) -> Work:
     """The rows of a rank that take time on a stream."""
-    runs = np.flatnonzero(lanes.is_kernel | lanes.is_collective)
-    streams = lanes.program.row_stream[runs]
-    return Work(streams, lanes.phase[runs], lanes.is_collective[runs], lanes.start_ns[runs], lanes.end_ns[runs])
+    runs = np.flatnonzero(lanes.runs)
+    return Work(
+        stream=lanes.program.row_stream[runs],
+        phase=lanes.phase[runs],
+        is_collective=lanes.is_collective[runs],
+        is_copy=lanes.is_copy[runs],
+        start_ns=lanes.start_ns[runs],
+        end_ns=lanes.end_ns[runs],
+    )
 
 
 def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]:
@@ -123,7 +132,7 @@ def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]
         if total(merged(work.start_ns[here], work.end_ns[here])) < SHORTEST_LANE * (end_ns - begin_ns):
             continue
         if stream == COMPUTE:
-            kinds = {phase.name.lower(): here & (work.phase == phase) for phase in Phase}
+            kinds = {phase.name.lower(): here & ~work.is_copy & (work.phase == phase) for phase in Phase}
         else:
             name = _carries(stream, name, bool(work.is_collective[here].any()))
             kinds = {name: here}
@@ -132,8 +141,17 @@ def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]
             for kind, rows in kinds.items()
             if rows.any()
         }
-        result.append(Lane(name=name.replace("_", "-"), work=times))
+        if stream == COMPUTE and len(stalls := _stalls(work, inside)):
+            times[STALL] = _spans_ms(stalls[:, 0], stalls[:, 1], begin_ns, 0.0)
+        result.append(Lane(name=LANE_NAMES.get(name, name.replace("_", "-")), work=times))
     return tuple(result)
+
+
+def _stalls(work: Work, inside: Bools) -> Floats:
+    """When a copy runs and no kernel computes."""
+    copies, kernels = inside & work.is_copy, inside & ~work.is_copy & (work.stream == COMPUTE)
+    copying, computing = (merged(work.start_ns[rows], work.end_ns[rows]) for rows in (copies, kernels))
+    return without(copying, computing)
 
 
 def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, smallest_ns: float) -> Floats:
@@ -145,4 +163,4 @@ def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, smallest_ns: fl
 def _carries(stream: int, name: str, collective: bool) -> str:
     if stream == ALL_GATHER_COPY_IN:
         return COPY_IN
-    return name if collective else COMMUNICATION
+    return name if collective or stream >= DEVICE_TO_HOST else COMMUNICATION

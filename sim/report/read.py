@@ -86,6 +86,7 @@ def _picture(
         stream=_numbered(kernels, "stream", {name: number for number, name in enumerate(STREAM_NAMES)}),
         phase=_numbered(kernels, "phase", {phase.name.lower(): int(phase) for phase in Phase}),
         is_collective=collective,
+        is_copy=np.array([name.startswith("Memcpy") for name in kernels["name"].to_pylist()], bool),
         start_ns=start,
         end_ns=start + duration,
     )

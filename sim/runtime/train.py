@@ -13,11 +13,12 @@ from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.module import Buffer
+from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
-from sim.runtime.optimizer import AdamW, clip_grad_norm
+from sim.runtime.optimizer import AdamW, CpuAdamW, clip_grad_norm
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.parameters import ShardedParameter
@@ -76,7 +77,7 @@ class TrainingRun:
         """For save_on_cpu around the whole forward."""
         self.streams: Streams | None = None
         self.parameters: list[Tensor] = []
-        self.optimizer: AdamW | None = None
+        self.optimizer: AdamW | CpuAdamW | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -100,9 +101,18 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
-        if setup.optimizer is not None:
+        if setup.optimizer is not None and self.communication is not None and self._on_host:
+            shards = [p for unit in self.communication.units for p in unit.group.parameters if p.slot.requires_grad]
+            dtype, host = setup.precision.parameters, self.communication.host
+            self.optimizer = CpuAdamW(tape, shards, dtype, setup.optimizer.variant, host)
+        elif setup.optimizer is not None:
             self.optimizer = AdamW(tape, self.parameters, setup.optimizer.variant)
         self.recorder.mark("init")
+
+    @property
+    def _on_host(self) -> bool:
+        """Parameters, gradients and optimizer states live on the host."""
+        return self.setup.fsdp is not None and self.setup.fsdp.cpu_offload
 
     def _place_parameters(self) -> None:
         """One block per parameter and buffer, in the order of module.to."""
@@ -116,7 +126,8 @@ class TrainingRun:
                 slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
                 continue
             shard = sharded.get(id(slot))
-            if shard is not None and self.setup.fsdp is not None and self.setup.fsdp.cpu_offload:
+            if shard is not None and self.communication is not None and self._on_host:
+                self.communication.host.take(shard.shard_elements * ITEM_BYTES[dtype])
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
             tensor = self.tape.empty(shape, dtype)
@@ -132,9 +143,8 @@ class TrainingRun:
         if not isinstance(model, TitanLlama):
             return
         seq_len = self.setup.batch.seq_len
-        offloaded = self.setup.fsdp is not None and self.setup.fsdp.cpu_offload
         placeholder = None
-        if not offloaded:
+        if not self._on_host:
             if config.rope == "complex":
                 placeholder = self.tape.empty((seq_len, config.head_dim // 2), "complex64", owner=Owner.OTHER)
             else:
@@ -186,7 +196,10 @@ class TrainingRun:
             return
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
-                clip_grad_norm(tape, self.parameters, setup.fsdp.degree if setup.fsdp is not None else 1)
+                if isinstance(optimizer, CpuAdamW):
+                    optimizer.clip()
+                else:
+                    clip_grad_norm(tape, self.parameters, setup.fsdp.degree if setup.fsdp is not None else 1)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()

@@ -156,7 +156,7 @@ def apply_fsdp(
     """fully_shard every block, then the root; `outer` are the blocks as wrapped by checkpointing."""
     fsdp, precision = setup.fsdp, setup.precision
     assert fsdp is not None
-    communication = Communication()
+    communication = Communication(HostMemory(tape.recorder))
     wrapped = outer if fsdp.wrap == "fsdp(checkpoint)" else blocks
     own: list[tuple[str, Module, list[Parameter], bool | int]] = []
     last = len(blocks) - 1

@@ -28,7 +28,7 @@ class StepMemory:
 class StepTime:
     """Times and counts of the steady step of one rank, in nanoseconds.
 
-    exposed_communication_ns: a transfer runs and the compute stream does not. recompute_of_forward: recomputed kernel
+    exposed_communication_ns: a collective runs and the compute stream does not. recompute_of_forward: recomputed kernel
     time over the forward's; recompute_of_step: over the step without it.
     """
 
@@ -100,7 +100,8 @@ def step_time(lanes: Lanes) -> StepTime:
     rows = lanes.in_step(*ranges[-1])
     step_ns = windows[-1][1] - windows[-1][0]
     recompute = lanes.kernel_ns(rows, Phase.RECOMPUTE)
-    exposed = lanes.exposed_ns(rows)
+    exposed = lanes.exposed_ns(rows & (lanes.is_transfer | lanes.computes))
+    moving = lanes.exposed_ns(rows & (lanes.is_transfer | lanes.is_copy | lanes.computes))
     busy = lanes.busy_ns(rows & lanes.computes)
     flops, again = _flops(lanes, rows)
     return StepTime(
@@ -110,7 +111,7 @@ def step_time(lanes: Lanes) -> StepTime:
         backward_ns=lanes.kernel_ns(rows, Phase.BACKWARD),
         recompute_ns=recompute,
         exposed_communication_ns=exposed,
-        host_bound_ns=max(0.0, step_ns - busy - exposed),
+        host_bound_ns=max(0.0, step_ns - busy - moving),
         collectives=_collectives(lanes, rows),
         flops=flops,
         recomputed_flops=again,

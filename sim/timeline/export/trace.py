@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.program.program import OPERATOR_MASK, PATH_MASK, PATH_SHIFT, PHASE_SHIFT, STREAM_NAMES, Ints, Row
+from sim.program.program import OPERATOR_MASK, PATH_MASK, PATH_SHIFT, PHASE_SHIFT, STREAM_NAMES, Ints
 from sim.program.world import Floats
 from sim.timeline.clock import host_clock, memory_clock
 from sim.timeline.export.names import category, row_names
@@ -22,7 +22,7 @@ from sim.timeline.lanes import Lanes
 from sim.timeline.memory import MemoryTimeline, step_ranges
 
 HOST_THREAD = 1
-STREAM_THREADS = (7, 11, 15, 19, 23)
+STREAM_THREADS = tuple(range(7, 7 + 4 * len(STREAM_NAMES), 4))
 """CUDA's numbers of the streams in STREAM_NAMES: PyTorch's default stream shows as 7, later ones further on."""
 COMPRESSION = 3
 STEP_PARTS = {
@@ -94,7 +94,7 @@ def _annotation(name: str, start_ns: float, end_ns: float, rank: Rank) -> str:
 def _work(lanes: Lanes, rank: Rank) -> Iterator[str]:
     """Launches on the host thread and what they launched on the streams, tied by correlation numbers and arrows."""
     program, pid = lanes.program, rank.rank
-    rows = np.flatnonzero((program.row_kind == Row.LAUNCH) | (program.row_kind == Row.COLLECTIVE))
+    rows = np.flatnonzero(lanes.runs)
     names, numbers = row_names(program, rows)
     quoted, categories = [json.dumps(name) for name in names], [category(name) for name in names]
     runtime = ["cudaMemcpyAsync" if kind == "gpu_memcpy" else "cudaLaunchKernel" for kind in categories]
