@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.report.files import FILES
-from sim.report.summary import OutOfMemory, RunSummary, StrategySummary
+from sim.report.summary import OffloadSummary, OutOfMemory, RunSummary, StrategySummary
 from sim.report.words import NOTHING, duration_of, duration_with_range, place, short_op, whole
 from sim.units import format_bytes
 
@@ -41,7 +41,8 @@ def make_console(file: TextIO | None = None) -> Console:
 def show_run(console: Console, run: RunSummary, folders: Sequence[Path] = ()) -> None:
     """The whole screen of one scenario; `folders` have been written."""
     console.print(headline(run), "")
-    for table in (main_table(run.strategies), time_table(run.strategies), memory_table(run.strategies)):
+    tables = (main_table, time_table, memory_table, offload_table)
+    for table in (make(run.strategies) for make in tables):
         if len(table.columns) > 1:
             console.print(table, "")
     console.print(explanations(run.strategies), "")
@@ -110,9 +111,50 @@ def memory_table(strategies: Sequence[StrategySummary]) -> Table:
     )
 
 
+def offload_table(strategies: Sequence[StrategySummary]) -> Table:
+    """What moves to the host and back, and whether the step waits for it; empty where nothing does."""
+
+    def shown(figure: Callable[[OffloadSummary], float | None], text: Callable[[float], str]) -> Cell:
+        def cell(s: StrategySummary) -> str:
+            value = figure(s.offload) if s.offload else None
+            return NOTHING if value is None else text(value)
+
+        return cell
+
+    def amount(value: float) -> str:
+        return format_bytes(int(value))
+
+    def rate(value: float) -> str:
+        return f"{value / 1e9:.1f}" if value else NOTHING
+
+    return table_of(
+        "offload",
+        strategies,
+        Column("to host", shown(lambda o: o.device_to_host_bytes, amount)),
+        Column("GB/s", shown(lambda o: o.device_to_host_bytes_per_s, rate)),
+        Column("back", shown(lambda o: o.host_to_device_bytes, amount)),
+        Column("GB/s", shown(lambda o: o.host_to_device_bytes_per_s, rate)),
+        Column("exposed", shown(lambda o: o.exposed_copies_s, duration_of)),
+        Column("waits out", shown(lambda o: o.waits_for_leaving_s or None, duration_of)),
+        Column("waits back", shown(lambda o: o.waits_for_fetched_s or None, duration_of)),
+        Column("host/node", _host_memory),
+    )
+
+
+def _host_memory(s: StrategySummary) -> str | Text:
+    """What all GPUs of a node hold in its main memory, of how much."""
+    if s.offload is None:
+        return NOTHING
+    used, there = format_bytes(s.offload.node_host_bytes), format_bytes(s.offload.host_memory_bytes)
+    return Text(f"{used} of {there}", style="" if s.offload.fits_host else BAD)
+
+
 def _fits_heading(strategies: Sequence[StrategySummary]) -> str:
     usable = {s.usable_device_bytes for s in strategies}
     return f"fits {format_bytes(usable.pop())}" if len(usable) == 1 else "fits"
+
+
+Cell = Callable[[StrategySummary], str | Text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +162,7 @@ class Column:
     """A figure of every strategy under a heading."""
 
     heading: str
-    cell: Callable[[StrategySummary], str | Text]
+    cell: Cell
     justify: Literal["left", "right"] = "right"
 
 
@@ -211,6 +253,9 @@ def explanation(s: StrategySummary, unit: Unit) -> Text:
         text.append(f" {measure} can lower it to {unit.of_bytes(s.lever.peak_bytes)} at best (then {then}).")
     if s.oom is not None:
         text.append(" " + out_of_memory_text(s.oom), style=BAD)
+    if s.offload is not None and not s.offload.fits_host:
+        needed, there = format_bytes(s.offload.node_host_bytes), format_bytes(s.offload.host_memory_bytes)
+        text.append(f" Host memory: {needed} per node is needed, {there} are there.", style=BAD)
     return text
 
 
@@ -230,6 +275,7 @@ def footnotes(run: RunSummary) -> Iterable[str]:
     for label in dict.fromkeys(s.labels["time"] for s in run.strategies):
         yield f"Times: {label.label}. {label.source}."
     yield from dict.fromkeys(_capacity(s) for s in run.strategies)
+    yield from dict.fromkeys(_host(s) for s in run.strategies if s.offload is not None)
     if any(s.tokens_per_step for s in run.strategies):
         yield f"MFU: {run.mfu_formula}. HFU adds recomputed FLOPs."
 
@@ -243,6 +289,11 @@ def _capacity(s: StrategySummary) -> str:
     ]
     used = " + ".join(["reserved", *(name for name, _, _ in parts[1:])])
     return f"Device use: {used}. {'; '.join(said)}."
+
+
+def _host(s: StrategySummary) -> str:
+    label = s.labels["host_memory_bytes"]
+    return f"Host memory of a node: {label.label}: {label.source}. Exposed: a copy runs and no kernel computes."
 
 
 def percent(fraction: float | None) -> str:

@@ -133,7 +133,7 @@ def test_every_key_is_documented_and_every_documented_key_is_there(chain: Result
         assert keys({**run, "strategies": []}) == documented("## The run")
         for strategy in run["strategies"]:
             real |= keys(strategy)
-    optional = {"lever", "oom"}  # null, or an object
+    optional = {"lever", "oom", "offload"}  # null, or an object
     nullable = {"recompute_overhead"}
     assert real - nullable == documented("## A strategy") - (optional - real)
 
