@@ -51,6 +51,11 @@ class _Leaving:
         self.fetched: Tensor | None = None
         self.uses = 0
 
+    @property
+    def is_away(self) -> bool:
+        """Only the host has it."""
+        return self.on_device is None and self.on_host is not None
+
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
@@ -119,19 +124,22 @@ class LayerHook:
 
     # -- backward ----------------------------------------------------------------------------------------------
     def before_backward(self) -> None:
-        """Backward is about to enter the layer: fetch it, then the layers that come next."""
+        """Backward is about to enter the layer: fetch it, then the layers that come next, not before compute gets here
+        (the host runs ahead of it)."""
+        away: list[_Leaving] = []
         layer: LayerHook | None = self
         for _ in range(self.streams.look_ahead + 1 if self.streams.look_ahead else 0):
-            if layer is None:
-                return
-            for leaving in reversed(layer.entries.values()):
-                self._fetch(leaving)
-            layer = layer.previous
+            if layer is not None:
+                away += [leaving for leaving in reversed(layer.entries.values()) if leaving.is_away]
+                layer = layer.previous
+        if away:
+            self.streams.tape.recorder.stream_waits_stream(HOST_TO_DEVICE, COMPUTE)
+        for leaving in away:
+            self._fetch(leaving)
 
     def _fetch(self, leaving: _Leaving) -> None:
-        if leaving.on_device is not None or leaving.on_host is None:
-            return
         recorder, away = self.streams.tape.recorder, leaving.on_host
+        assert away is not None
         recorder.wait(HOST_TO_DEVICE, leaving.event)
         size_bytes = prod(away.shape) * ITEM_BYTES[away.dtype]
         leaving.fetched = Tensor(_Fetched(recorder, size_bytes, HOST_TO_DEVICE, away.owner), away.shape, away.dtype)
@@ -143,7 +151,8 @@ class LayerHook:
         if isinstance(packed, Tensor):
             return packed
         leaving = packed.leaving
-        self._fetch(leaving)
+        if leaving.is_away:
+            self._fetch(leaving)
         held = leaving.on_device
         if held is None:
             held = leaving.fetched
