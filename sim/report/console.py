@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sim.program.program import OWNER_LABELS, Owner
 from sim.report.files import FILES
 from sim.report.summary import OffloadSummary, OutOfMemory, RunSummary, StrategySummary
 from sim.report.words import NOTHING, duration_of, duration_with_range, place, short_op, whole
@@ -22,6 +23,8 @@ PLAIN_WIDTH = 120
 """Columns where the output is no terminal and COLUMNS says nothing."""
 TIGHT = 0.05
 """Less headroom than this share of the device is called tight."""
+HIDDEN_SHARE = 0.01
+"""Copies hide if less than this share of the step has a copy and no kernel."""
 SHOWN_OWNERS, SHOWN_SHARE = 5, 0.01
 """So many owners of a peak are named, if they hold such a share of it."""
 LONGEST_NAME = 28
@@ -253,10 +256,32 @@ def explanation(s: StrategySummary, unit: Unit) -> Text:
         text.append(f" {measure} can lower it to {unit.of_bytes(s.lever.peak_bytes)} at best (then {then}).")
     if s.oom is not None:
         text.append(" " + out_of_memory_text(s.oom), style=BAD)
+    if s.offload is not None:
+        text.append(offload_text(s.offload, s.step_time_s))
+        if s.peak.owners.get(OWNER_LABELS[Owner.RECOMPUTED], 0):
+            text.append(" This peak sits in a recomputation: offloading what its layer keeps does not lower it.")
     if s.offload is not None and not s.offload.fits_host:
         needed, there = format_bytes(s.offload.node_host_bytes), format_bytes(s.offload.host_memory_bytes)
         text.append(f" Host memory: {needed} per node is needed, {there} are there.", style=BAD)
     return text
+
+
+def offload_text(offload: OffloadSummary, step_s: float | None) -> str:
+    """Whether the copies hide, and what waits for them."""
+    if offload.exposed_copies_s is None or step_s is None:
+        return ""
+    if offload.exposed_copies_s < HIDDEN_SHARE * step_s:
+        return " Copies hide behind compute."
+    waits = [
+        f"{duration_of(waited)} {why}"
+        for waited, why in (
+            (offload.waits_for_leaving_s, "until tensors have left"),
+            (offload.waits_for_fetched_s, "until tensors are back"),
+        )
+        if waited
+    ]
+    said = f": {', '.join(waits)}" if waits else ""
+    return f" For {duration_of(offload.exposed_copies_s)} copies run and nothing computes{said}."
 
 
 def out_of_memory_text(oom: OutOfMemory) -> str:

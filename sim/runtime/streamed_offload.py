@@ -65,6 +65,7 @@ class _Packed:
     shape: Shape
     dtype: str
     strides: Strides
+    requires_grad: bool
 
 
 class Streams:
@@ -102,12 +103,13 @@ class LayerHook:
         if storage.owner in STAY or tensor.bytes < max(self.streams.above_bytes, 1):
             return tensor
         whole = tensor.bytes == storage.bytes
-        key = storage.handle if whole else (storage.handle, tensor.shape, tensor.strides)
+        key = storage.handle if whole else object()  # a part of a storage may be any part: it leaves by itself
         leaving = self.entries.get(key)
         if leaving is None:
             leaving = self.entries[key] = self._leave(tensor)
         leaving.uses += 1
-        return _Packed(leaving, tensor.shape, tensor.dtype, tensor.strides if whole else strides_like(tensor))
+        strides = tensor.strides if whole else strides_like(tensor)
+        return _Packed(leaving, tensor.shape, tensor.dtype, strides, tensor.requires_grad)
 
     def _leave(self, tensor: Tensor) -> _Leaving:
         streams, tape = self.streams, self.streams.tape
@@ -115,7 +117,8 @@ class LayerHook:
         streams.make_room()
         if tensor.bytes != tensor.storage.bytes and tensor.strides != strides_like(tensor):
             tensor = tape.copy(tensor)  # scattered: gathered into a buffer first
-        on_host = OnHost(memory, memory.take(tensor.bytes), tensor.shape, tensor.dtype, None, tensor.storage.owner)
+        block, owner = memory.take(tensor.bytes), tensor.storage.owner
+        on_host = OnHost(memory, block, tensor.shape, tensor.dtype, None, owner, tensor.requires_grad)
         recorder.stream_waits_stream(DEVICE_TO_HOST, COMPUTE)
         recorder.copy(HostCopy("device_to_host", tensor.bytes), DEVICE_TO_HOST)
         leaving = _Leaving(tensor.detach(), on_host, recorder.record(DEVICE_TO_HOST))
@@ -159,6 +162,7 @@ class LayerHook:
             self.streams.tape.recorder.wait(COMPUTE, leaving.event)
         assert held is not None
         tensor = Tensor(held.storage, packed.shape, packed.dtype, packed.strides)
+        tensor.requires_grad = packed.requires_grad
         leaving.uses -= 1
         if not leaving.uses:
             leaving.on_device = leaving.on_host = leaving.fetched = None

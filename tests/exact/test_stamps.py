@@ -48,6 +48,8 @@ def assert_equal(a: Program, b: Program) -> None:
     for column in ("row_where", "mem_where"):
         assert [a.where(w) for w in getattr(a, column).tolist()] == [b.where(w) for w in getattr(b, column).tolist()]
     assert (a.kernels, a.collectives, a.host_works, a.marks) == (b.kernels, b.collectives, b.host_works, b.marks)
+    assert a.copies == b.copies
+    assert np.array_equal(a.host_row, b.host_row) and np.array_equal(a.host_bytes, b.host_bytes)
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
@@ -63,6 +65,23 @@ def test_llama_under_fsdp(implementation: str, sync: str, checkpoint: str) -> No
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:
     setup = setup_of(GPT.replace("DROPOUT", dropout) + f"checkpoint: {CHECKPOINTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        "offload: {what: activations}\ncheckpoint: {first: 3}",
+        "offload: {what: checkpoint_inputs, streams: side}\ncheckpoint: {}",
+        "offload: {what: saved_tensors, layers: ratio 0.5}",
+        "offload: {what: saved_tensors}",
+        "checkpoint: {every: 2}",
+    ],
+)
+@pytest.mark.parametrize("states", ["false", "true"])
+def test_offload_under_fsdp(states: str, offload: str) -> None:
+    text = LLAMA.replace("IMPLEMENTATION", "torchtitan").replace("degree: 8", f"degree: 8, cpu_offload: {states}")
+    setup = setup_of(f"{text}{offload}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
