@@ -11,6 +11,7 @@ TEXTS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "scena
 PATHS = """model model.preset model.layers model.heads model.config model.chain model.chain.layers model.dropout cluster
 cluster.gpu cluster.nodes cluster.usable_memory batch batch.seq_len parallel parallel.fsdp parallel.fsdp.degree
 parallel.fsdp.reshard_after_forward precision precision.compute optimizer optimizer.clip_norm checkpoint checkpoint.save
+offload offload.what offload.layers offload.streams offload.above strategies.mixed.offload.look_ahead cluster.host_memory
 checkpoint.every checkpoint.segment checkpoint.first allocator host host.sync profile strategies strategies.full
 strategies.x.checkpoint.every torch description nonsense extends""".split()  # noqa: SIM905 (reads better)
 
