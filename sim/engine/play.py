@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from simpy import Environment
 
 from sim.engine.deadlock import DeadlockError, Standstill, wait_cycle
@@ -14,6 +10,7 @@ from sim.engine.host import Host
 from sim.engine.links import Fabric
 from sim.engine.rendezvous import Rendezvous
 from sim.engine.stream import Stream
+from sim.program.collector import without_collector
 from sim.program.world import World
 from sim.timeline.records import Played, RankPlayed, RateChange
 
@@ -38,7 +35,7 @@ def play(world: World, *, record_rates: bool = False) -> Played:
         for stream in own:
             env.process(stream.run())
     env.process(fabric.run())
-    with _no_garbage_collection():
+    with without_collector():
         env.run()
 
     standstill = Standstill(
@@ -64,15 +61,3 @@ def _played(host: Host, streams: list[Stream]) -> RankPlayed:
         host_end_ns=host.end_ns,
         device_end_ns=max((stream.end_ns for stream in streams), default=0.0),
     )
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A run makes millions of small objects that no cycle keeps alive; looking for cycles would double its time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -33,6 +33,8 @@ class LanguageModel(Module):
     layers: ModuleList
     checkpoints_first: ClassVar[bool] = False
     """Which of every k layers is checkpointed: the first, or the last (torchtitan)."""
+    returns_logits: ClassVar[bool] = False
+    """The script calls the model for logits, its own variable, and then the loss (torchtitan); else one call does both."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config

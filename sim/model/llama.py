@@ -119,6 +119,8 @@ class TitanBlock(Module):
 class TitanLlama(LanguageModel):
     """`layers` may be replaced by wrappers; `run_layers` is how they are called (segments replace it)."""
 
+    returns_logits = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.tok_embeddings = Embedding(config.vocab, config.hidden)

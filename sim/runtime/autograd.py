@@ -62,7 +62,7 @@ class Node:
         self.sequence = tape.sequence
         tape.sequence += 1
         self.saved: list[SavedTensor] = []
-        self.pre_hooks: list[Callable[[], None]] | None = None
+        self.pre_hooks: list[Callable[[Gradients], None]] | None = None
         self.edges: list[Edge | None] = [gradient_edge(tensor) for tensor in inputs]
         self.metas: list[tuple[Shape, str]] = [(t.shape, t.dtype) if t is not None else ((), "") for t in inputs]
 
@@ -86,7 +86,7 @@ class AccumulateGrad:
     sequence = 1 << 62  # runs as soon as it is ready
     edges: tuple[Edge, ...] = ()
     metas: tuple[tuple[Shape, str], ...] = ()
-    pre_hooks: list[Callable[[], None]] | None = None
+    pre_hooks: list[Callable[[Gradients], None]] | None = None
 
     def __init__(self, leaf: Tensor, base: int) -> None:
         self.leaf = leaf
@@ -137,7 +137,7 @@ def run_backward(tape: Tape, root: Any, gradients: Gradients) -> None:
         recorder.enter_backward(node.base, node.op.number)
         if node.pre_hooks:
             for hook in node.pre_hooks:
-                hook()
+                hook(gradients)
             recorder.enter_backward(node.base, node.op.number)
         results = node.backward(tape, gradients)
         for index, meta in enumerate(node.metas):

@@ -59,6 +59,14 @@ class _Frame:
             if tensor.requires_grad:
                 tensor.storage.belongs_to(Owner.CHECKPOINT)
         self.inputs = [SavedTensor(tape, tensor) for tensor in inputs]
+        self.origins = [(tensor.requires_grad, tensor.node, tensor.output_index) for tensor in inputs]
+
+    def unpack_inputs(self) -> list[Tensor]:
+        """The inputs, each with its place in the first run's graph (SavedVariable::unpack), wherever a hook kept it."""
+        tensors = [saved.unpack() for saved in self.inputs]
+        for tensor, (requires_grad, node, index) in zip(tensors, self.origins):
+            tensor.requires_grad, tensor.node, tensor.output_index = requires_grad, node, index
+        return tensors
 
 
 class _ForwardHook:
@@ -108,7 +116,7 @@ class _RecomputeHook:
 
 def _recompute(tape: Tape, frame: _Frame) -> None:
     """Run the region again with gradients enabled, under its own autocast context."""
-    inputs = [saved.unpack() for saved in frame.inputs]
+    inputs = frame.unpack_inputs()
     recorder = tape.recorder
     before = recorder.base, recorder.where, recorder.default_owner
     recorder.resume(recorder.base & ((1 << PHASE_SHIFT) - 1) | Phase.RECOMPUTE << PHASE_SHIFT)

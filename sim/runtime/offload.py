@@ -28,7 +28,6 @@ class OnHost:
     dtype: str
     strides: Strides
     owner: int
-    requires_grad: bool
 
     def __del__(self) -> None:
         self.memory.give(self.block)
@@ -51,11 +50,10 @@ class SaveOnCpu:
             self.tape.copy(tensor)
         block = self.memory.take(tensor.bytes)
         self._copy(HostCopy("device_to_host", tensor.bytes, self.memory.pinned), waits=True)
-        return OnHost(self.memory, block, tensor.shape, tensor.dtype, kept, tensor.storage.owner, tensor.requires_grad)
+        return OnHost(self.memory, block, tensor.shape, tensor.dtype, kept, tensor.storage.owner)
 
     def unpack(self, packed: OnHost) -> Tensor:
         tensor = self.tape.empty(packed.shape, packed.dtype, packed.strides, owner=packed.owner)
-        tensor.requires_grad = packed.requires_grad  # as SavedVariable::unpack: a region's input must be tracked again
         self._copy(HostCopy("host_to_device", tensor.bytes, self.memory.pinned), waits=not self.memory.pinned)
         return tensor
 

@@ -100,12 +100,14 @@ class AdamW:
 
     def _create_state(self, p: Tensor) -> None:
         tape = self.tape
-        state = [tape.empty((), "fp32", owner=Owner.OPTIMIZER)] if self.variant == "fused" else []
+        state = self.state[id(p)] = []
+        if self.variant == "fused":
+            state.append(tape.empty((), "fp32", owner=Owner.OPTIMIZER))
         for _ in range(2):
             moment = tape.empty(p.shape, p.dtype, owner=Owner.OPTIMIZER)
             tape.recorder.memory_bound("aten::zeros_like", "fill", moment.bytes)
             state.append(moment)
-        self.state[id(p)] = state
+            del moment
 
     def _for_loop(self, stepped: list[Tensor]) -> None:
         """(sqrt / c).add_: the previous parameter's denominator dies on rebinding, so up to three buffers live."""

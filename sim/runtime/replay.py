@@ -158,7 +158,7 @@ class _Boundary:
     sequence = -1
     edges: tuple[Edge, ...] = ()
     metas: tuple[tuple[Shape, str], ...] = ()
-    pre_hooks: list[Callable[[], None]] | None = None
+    pre_hooks: list[Callable[[Gradients], None]] | None = None
 
     class op:  # noqa: N801 (stands where a node has its operator)
         number = Operators.number("layer input")
@@ -191,7 +191,7 @@ class LayerNode:
         tape.sequence += 1
         self.edges: list[Edge | None] = [gradient_edge(x)]
         self.metas = [(x.shape, x.dtype)]
-        self.pre_hooks: list[Callable[[], None]] | None = None
+        self.pre_hooks: list[Callable[[Gradients], None]] | None = None
         self.first_handle = 0
         self.held: list[Tensor] = []
         self.held_handles: list[int | None] = []

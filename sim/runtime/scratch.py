@@ -1,7 +1,8 @@
 """Sizes of buffers that kernels allocate for themselves and no dispatch trace shows. All in bytes.
 
 Sources: the CUDA sources of torch 2.14 named at each function, checked against recordings (TAPE.md 4,
-TAPE_LLAMA_FSDP.md 0 and 3). Functions that are fits say so.
+TAPE_LLAMA_FSDP.md 0 and 3) with 40 to 170 multiprocessors, compute capability 7.5 to 12.0, fp32 and bf16. Functions
+that are fits say so. Not known and therefore zero: what cuDNN, cuBLASLt's heuristics and NCCL take on a real device.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any
 from sim.model.calls import Shape
 from sim.program.kernels import ITEM_BYTES, HostCopy
 from sim.program.program import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Owner
+from sim.runtime.autograd import Gradients
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import OnHost
 from sim.runtime.strides import Strides
@@ -65,7 +66,6 @@ class _Packed:
     shape: Shape
     dtype: str
     strides: Strides
-    requires_grad: bool
 
 
 class Streams:
@@ -109,7 +109,7 @@ class LayerHook:
             leaving = self.entries[key] = self._leave(tensor)
         leaving.uses += 1
         strides = tensor.strides if whole else strides_like(tensor)
-        return _Packed(leaving, tensor.shape, tensor.dtype, strides, tensor.requires_grad)
+        return _Packed(leaving, tensor.shape, tensor.dtype, strides)
 
     def _leave(self, tensor: Tensor) -> _Leaving:
         streams, tape = self.streams, self.streams.tape
@@ -118,7 +118,7 @@ class LayerHook:
         if tensor.bytes != tensor.storage.bytes and tensor.strides != strides_like(tensor):
             tensor = tape.copy(tensor)  # scattered: gathered into a buffer first
         block, owner = memory.take(tensor.bytes), tensor.storage.owner
-        on_host = OnHost(memory, block, tensor.shape, tensor.dtype, None, owner, tensor.requires_grad)
+        on_host = OnHost(memory, block, tensor.shape, tensor.dtype, None, owner)
         recorder.stream_waits_stream(DEVICE_TO_HOST, COMPUTE)
         recorder.copy(HostCopy("device_to_host", tensor.bytes), DEVICE_TO_HOST)
         leaving = _Leaving(tensor.detach(), on_host, recorder.record(DEVICE_TO_HOST))
@@ -126,7 +126,7 @@ class LayerHook:
         return leaving
 
     # -- backward ----------------------------------------------------------------------------------------------
-    def before_backward(self) -> None:
+    def before_backward(self, gradients: Gradients) -> None:
         """Backward is about to enter the layer: fetch it, then the layers that come next, not before compute gets here
         (the host runs ahead of it)."""
         away: list[_Leaving] = []
@@ -162,7 +162,6 @@ class LayerHook:
             self.streams.tape.recorder.wait(COMPUTE, leaving.event)
         assert held is not None
         tensor = Tensor(held.storage, packed.shape, packed.dtype, packed.strides)
-        tensor.requires_grad = packed.requires_grad
         leaving.uses -= 1
         if not leaving.uses:
             leaving.on_device = leaving.on_host = leaving.fetched = None

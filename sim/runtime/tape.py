@@ -18,7 +18,7 @@ from sim.program.kernels import ITEM_BYTES
 from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Node, SavedTensor, SavedTensorHook, run_backward
-from sim.runtime.recorder import Operators, OutOfMemory, Recorder
+from sim.runtime.recorder import Operators, Recorder
 from sim.runtime.replay import Template, run_layer
 from sim.runtime.strides import Strides, follow
 from sim.runtime.tensor import Storage, Tensor
@@ -212,29 +212,20 @@ class Tape:
 
     # -- backward ----------------------------------------------------------------------------------------------
     def backward(self, loss: Tensor) -> None:
-        """loss.backward(). The root gradient lives until it returns; on OutOfMemory the engine's buffers die first."""
+        """loss.backward(). The root gradient lives until it returns."""
         recorder = self.recorder
         before = recorder.base, recorder.default_owner
         assert loss.node is not None
         recorder.enter_backward(loss.node.base, _ONES_LIKE)
         root = self.pointwise("aten::ones_like", loss.shape, loss.dtype, None, 0)
-        error: OutOfMemory | None = None
         self._thread, self.engine_running = "autograd", True
         with self.grad_mode(False):
-            try:
-                run_backward(self, loss.node, [root])
-                while self.final_callbacks:
-                    self.final_callbacks.pop(0)()
-            except OutOfMemory as caught:
-                error = caught.with_traceback(None)
+            run_backward(self, loss.node, [root])
+            while self.final_callbacks:
+                self.final_callbacks.pop(0)()
         self._thread, self.engine_running = "main", False
         recorder.resume(before[0])
         recorder.default_owner = before[1]
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error
 
     @contextmanager
     def phase(self, phase: Phase, owner: Owner, path: str = "") -> Iterator[None]:

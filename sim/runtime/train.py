@@ -25,6 +25,7 @@ from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.streamed_offload import Streams
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
+from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_checkpoint, apply_fsdp, apply_offload, layers_of, mark_repeats
 from sim.scenario.setup import Setup
 
@@ -45,7 +46,8 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, st
             run.initialize()
             for number in range(steps):
                 run.step(number)
-        except OutOfMemory:  # the traceback keeps every Python frame's locals until this clause ends
+        except OutOfMemory as error:
+            unwind(error.__traceback__)
             recorder.mark("oom")
     program = recorder.program()
     run.finish()
@@ -180,14 +182,19 @@ class TrainingRun:
         mark(f"s{number}.end")
 
     def _forward(self) -> None:
-        """Forward and loss under the strategy's contexts. nanoGPT computes the loss in its own forward, so its logits
-        are no variable of the script; other scripts drop them after the loss unless they keep them."""
-        tape, config = self.tape, self.config
-        with self._autocast(), self._offload():
-            assert self.tokens is not None and self.targets is not None
-            with tape.phase(Phase.FORWARD, Owner.ACTIVATION):
-                loss, logits = self.model.compute_loss(self.tokens, self.targets)
-                self.loss, self.logits = Tensor.of(loss), logits if config.keep_logits else None
+        """Forward and loss under the strategy's contexts. Logits that the model returns are a variable of the script,
+        which it drops after the loss unless it keeps them."""
+        tape, model, keep = self.tape, self.model, self.config.keep_logits
+        assert self.tokens is not None and self.targets is not None
+        with self._autocast(), self._offload(), tape.phase(Phase.FORWARD, Owner.ACTIVATION):
+            if model.returns_logits:
+                self.logits = model(self.tokens)
+                with tape.computing_loss(self.logits):
+                    self.loss = Tensor.of(model.loss(self.logits, self.targets))
+                self.logits = self.logits if keep else None
+            else:
+                loss, logits = model.compute_loss(self.tokens, self.targets)
+                self.loss, self.logits = Tensor.of(loss), logits if keep else None
 
     def _optimize(self, number: int) -> None:
         setup, mark, tape = self.setup, self.recorder.mark, self.tape

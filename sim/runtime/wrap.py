@@ -140,7 +140,7 @@ def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPo
     return UnitPolicy(
         shard_ranks=fsdp.degree,
         replicas=fsdp.replicas,
-        reshard_after_forward=reshard,
+        reshard_after_forward=_meant(reshard, fsdp.degree),
         original_dtype=precision.parameters,
         param_dtype=precision.compute if mixed else None,
         reduce_dtype=precision.reduce,
@@ -148,6 +148,13 @@ def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPo
         cpu_offload=fsdp.cpu_offload,
         reduce_scatter_buffers=fsdp.reduce_scatter_buffers,
     )
+
+
+def _meant(reshard: bool | int, degree: int) -> bool | int:
+    """A group of one rank means no reshard, the whole group means True (_fsdp_init.py, _get_post_forward_mesh_info)."""
+    if isinstance(reshard, bool) or reshard not in (1, degree):
+        return reshard
+    return reshard != 1
 
 
 def apply_fsdp(

@@ -104,7 +104,8 @@ class Fsdp:
     wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
     forward_prefetch: int = 0
     backward_prefetch: int | None = None
-    """None: FSDP2's implicit prefetch of one unit; a number: an explicit prefetch list of that length."""
+    """None: FSDP2's implicit prefetch of one unit; a number: an explicit prefetch list of that length (an
+    empty one counts as none)."""
     reduce_scatter_buffers: int = 1
     gradient_sync: Literal["every", "last"] = "every"
     cast_forward_inputs: bool = True

@@ -228,7 +228,7 @@ class _Simulation:
             else:
                 self.collect.free(address)
                 del self.alive[address]
-        return result.played, result.out_of_memory.driver_bytes if result.out_of_memory is not None else None
+        return result.played, result.out_of_memory.rounded_bytes if result.out_of_memory is not None else None
 
     def _mark(self, name: str) -> None:
         statistics, values = self.allocator.statistics, {}

@@ -7,7 +7,6 @@ with numpy. Both ways end in the same state.
 
 from __future__ import annotations
 
-import gc
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from sim.engine.allocator.blocks import Block
 from sim.engine.allocator.oom import OutOfMemory
 from sim.engine.allocator.statistics import Ints
 from sim.engine.allocator.tight import BYTES_SIGN, COUNT_CHANGE, SEGMENT_SIGN, STREAM_BITS, Record, Specs, tight_loop
+from sim.program.collector import without_collector
 from sim.program.program import Mem
 from sim.scenario.allocator.settings import SMALL_LIMIT_BYTES, UNLIMITED
 
@@ -105,13 +105,8 @@ class Player:
     def play(self, kind: Ints, handle: Ints, size: Ints, stream: Ints) -> PlayResult:
         """Play the columns; see CachingAllocator.play."""
         call = Call(self, kind, handle, size, stream)
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with without_collector():
             return call.run()
-        finally:
-            if collecting:
-                gc.enable()
 
     @property
     def fast(self) -> bool:

@@ -26,6 +26,12 @@ def _token_major(x: Tensor) -> bool:
     return transpose(x.shape, x.strides, 1, 2)[1] is None
 
 
+def _token_major_strides(x: Tensor) -> Strides:
+    """Strides of [B, heads, S, D] over plain [B, S, heads, D]."""
+    batch, heads, length, head_dim = x.shape
+    return transpose((batch, length, heads, head_dim), None, 1, 2)[1]
+
+
 def _padded_head_dim(head_dim: int) -> int:
     """Flash rounds the accumulator's head dimension to 32, above 128 to 64."""
     return scratch.round_up(head_dim, 32 if head_dim <= 128 else 64)
@@ -99,8 +105,10 @@ class Flash(Op):
 
 
 class Efficient(Op):
-    """fp32: [seed 8 B, offset 8 B], out, lse fp32 padded to 32. With dropout seed and offset live on the CPU.
+    """fp32: [seed 8 B, offset 8 B], out, lse fp32 padded to 32. With dropout seed and offset live on the CPU; lse is
+    empty where nothing needs a gradient.
 
+    Results and gradients are stored as plain [B, S, heads, D], whatever the order of q, k and v (attention.cu).
     With fewer key heads backward also makes dk and dv for all heads, which are summed down (recorded, torch 2.14).
     """
 
@@ -123,7 +131,7 @@ class Efficient(Op):
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         k, q, v = saved[:3]
         batch, heads, length, head_dim = q.shape
-        result: Gradients = [tape.empty(x.shape, x.dtype, strides_like(x)) for x in (q, k, v)]
+        result: Gradients = [tape.empty(x.shape, x.dtype, _token_major_strides(x)) for x in (q, k, v)]
         fewer_keys = k.shape[1] != heads
         full_heads = [tape.empty(q.shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)] if fewer_keys else []
         # delta = (grad * out).sum(-1), made contiguous
@@ -151,8 +159,9 @@ class EfficientDropout(Efficient):
 
 def _efficient_outputs(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, length, _ = q.shape
-    out = tape.empty(q.shape, q.dtype, strides_like(q))
-    lse = tape.empty((batch, heads, scratch.round_up(length, 32)), "fp32")
+    out = tape.empty(q.shape, q.dtype, _token_major_strides(q))
+    wanted = scratch.round_up(length, 32) if tape.grad_enabled and (q.requires_grad or k.requires_grad) else 0
+    lse = tape.empty((batch, heads, wanted), "fp32")
     tape.recorder.attention("aten::_efficient_attention_forward", _work(q, k, "efficient", False))
     return out, lse
 
@@ -203,14 +212,24 @@ class CutHead(Op):
         return [tape.pointwise("aten::zeros", node.metas[0][0], gradient.dtype, None, 2 * gradient.bytes, "fill")]
 
 
+def _fused_kernel_takes(tape: Tape, q: Tensor) -> bool:
+    """sdp_utils.cpp: before 8.0 none takes bf16; from 8.0 on the efficient one wants fp32 heads of a multiple of 4."""
+    if tape.device.compute_capability < 80:
+        return q.dtype != "bf16"
+    return q.dtype != "fp32" or q.shape[-1] % 4 == 0
+
+
 @rule("attention")
 def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str) -> Tensor:
-    """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel."""
+    """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel.
+
+    Not known: fp16 before compute capability 8.0, which takes the efficient kernel and is treated here like flash.
+    """
     if tape.autocast_dtype:
         v = autocast_to(tape, v, tape.autocast_dtype)  # type: ignore[assignment]
         k = autocast_to(tape, k, tape.autocast_dtype)  # type: ignore[assignment]
         q = autocast_to(tape, q, tape.autocast_dtype)  # type: ignore[assignment]
-    if kernel == "math":
+    if kernel == "math" or not _fused_kernel_takes(tape, q):
         return math_attention(tape, q, k, v, dropout_p)
     if q.dtype == "fp32":
         op = EfficientDropout if dropout_p else Efficient

@@ -9,7 +9,7 @@ from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, first, rule
 from sim.runtime.ops.matmul import Bmm
-from sim.runtime.ops.pointwise import MulScalar, dropout, to
+from sim.runtime.ops.pointwise import Add, MulScalar, dropout, to
 from sim.runtime.ops.views import Clone, Expand, UnsafeView, transpose, unsqueeze, view
 from sim.runtime.tape import Tape, strides_like
 from sim.runtime.tensor import Tensor
@@ -106,10 +106,12 @@ def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float
     left = _bmm_operand(tape, scaled_q, (n, length, head_dim))
     right = _bmm_operand(tape, scaled_k, (n, head_dim, length))
     scores = tape.apply(Bmm, (left, right))
-    del left, right
+    del left, right, scaled_k, k_t
     scores = tape.apply(UnsafeView, (scores,), (batch, heads, length, length), None)
-    tape.recorder.memory_bound("aten::add_", "elementwise", 2 * scores.bytes + length * length * 4)
-    del scaled_k, k_t
+    if tape.selective is not None:  # not in place where a dispatch mode is active (attention.cpp)
+        scores = tape.apply(Add, (scores, bias))
+    else:
+        tape.recorder.memory_bound("aten::add_", "elementwise", 2 * scores.bytes + length * length * 4)
     weights = tape.apply(SafeSoftmax, (scores,))
     del scores
     if dropout_p:

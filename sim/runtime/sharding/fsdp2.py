@@ -160,8 +160,8 @@ class Unit:
         self.training = before
 
     # -- hooks around backward ---------------------------------------------------------------------------------
-    def pre_backward(self) -> None:
-        """Before the node that made the unit's output runs."""
+    def pre_backward(self, gradients: Gradients) -> None:
+        """Before the node that made the unit's output runs, with the output's gradient."""
         communication = self.communication
         self.module_training = Training.PRE_BACKWARD
         if not communication.final_callback_queued:
@@ -171,7 +171,7 @@ class Unit:
             return
         self.training = Training.PRE_BACKWARD
         self.unshard()
-        if self.backward_prefetch is not None:
+        if self.backward_prefetch:  # an empty list counts as none (_fsdp_state.py, _pre_backward)
             for target in self.backward_prefetch:
                 target.prefetch(Training.PRE_BACKWARD)
         elif self.positions:
