@@ -140,6 +140,8 @@ class Program:
     """Rows issued before each change of host memory."""
     host_bytes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Bytes of host memory that the rank holds from then on for what its GPU does not."""
+    host_used: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of these, bytes that anything lies in; the rest waits in the cache of pinned blocks."""
 
     def where(self, packed: int) -> tuple[Phase, str, str]:
         """Phase, module path and operator that a packed `where` stands for."""

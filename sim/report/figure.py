@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.program.program import OWNER_LABELS, Owner
+from sim.program.program import OWNER_LABELS, Ints, Owner
+from sim.program.world import Floats
 from sim.report.picture import COMMUNICATION, COPY_IN, STALL, Picture
 from sim.units import format_bytes, format_duration
 
@@ -44,6 +45,7 @@ OWNER_COLOURS = {
     Owner.OTHER: "#BBBBBB",
 }
 """From the bottom of the stack to its top: what stays, then what comes and goes."""
+HOST_COLOUR = "#7A4A1E"
 STACK = {OWNER_LABELS[owner]: colour for owner, colour in OWNER_COLOURS.items()}
 
 WORK_COLOURS = {
@@ -115,6 +117,8 @@ def draw_memory(axes: Axes, picture: Picture, top: int, compact: bool = False) -
                 "reserved", (picture.step_ms, reserved[-1]), (-4, -3), textcoords="offset points", ha="right", va="top",
                 fontsize=8.5,
             )  # fmt: skip
+    if picture.host is not None:
+        _draw_host(axes, picture, *picture.host, unit, compact)
     _draw_capacity(axes, picture, top, unit)
     axes.set_ylim(0, top / unit * 1.16)
     axes.set_xlim(0, picture.step_ms)
@@ -127,6 +131,18 @@ def draw_memory(axes: Axes, picture: Picture, top: int, compact: bool = False) -
         )  # fmt: skip
     else:
         _draw_peak(axes, picture, unit)
+
+
+def _draw_host(axes: Axes, picture: Picture, times_ms: Floats, used: Ints, unit: int, compact: bool) -> None:
+    """What lies in host memory instead: a line of its own over the stack."""
+    heights = np.append(used, used[-1:]) / unit
+    axes.step(np.append(times_ms, picture.step_ms), heights, where="post", color=HOST_COLOUR, linewidth=1.3)
+    if not compact:
+        at = int(np.argmax(used))
+        axes.annotate(
+            f"{format_bytes(int(used[at]))} in host memory", (times_ms[at], heights[at]), (4, 3),
+            textcoords="offset points", fontsize=8.5, color=HOST_COLOUR, bbox=PLAIN,
+        )  # fmt: skip
 
 
 def _draw_capacity(axes: Axes, picture: Picture, top: int, unit: int) -> None:

@@ -10,7 +10,7 @@ from sim.api import Outcome, play_time
 from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, DEVICE_TO_HOST, STREAM_NAMES, Ints, Phase
 from sim.program.world import Floats
 from sim.report.words import place, short_op
-from sim.timeline.clock import memory_clock, step_windows
+from sim.timeline.clock import host_memory_curve, memory_clock, step_windows
 from sim.timeline.lanes import Bools, Lanes, merged, total, without
 
 LANE_NAMES = {"device_to_host": "to host", "host_to_device": "from host"}
@@ -47,13 +47,16 @@ class Picture:
     peak_ms: float
     peak_bytes: int
     peak_place: str
+    host: tuple[Floats, Ints] | None
+    """Bytes that the rank has in host memory, and when from; None where it is not known."""
     lanes: tuple[Lane, ...]
 
     @property
     def top_bytes(self) -> int:
         """The highest point of all curves."""
         highest = 0 if self.reserved_bytes is None else int(self.reserved_bytes.max(initial=0))
-        return max(self.peak_bytes, highest)
+        on_host = 0 if self.host is None else int(self.host[1].max(initial=0))
+        return max(self.peak_bytes, highest, on_host)
 
 
 def shown_lanes(outcome: Outcome) -> Lanes:
@@ -81,8 +84,21 @@ def picture_of(outcome: Outcome, lanes: Lanes) -> Picture:
         peak_ms=float(times_ms[peak.event - first]),
         peak_bytes=peak.bytes,
         peak_place=f"{place(peak.phase.name.lower(), peak.path)} ({short_op(peak.operator, peak.phase.name.lower())})",
+        host=_host_curve(lanes, begin_ns, end_ns),
         lanes=stream_lanes(work_of(lanes), begin_ns, end_ns),
     )
+
+
+def _host_curve(lanes: Lanes, begin_ns: float, end_ns: float) -> tuple[Floats, Ints] | None:
+    """Between two times, with the value at the first; None where nothing is ever there."""
+    times_ns, used = host_memory_curve(lanes)
+    if not used.any():
+        return None
+    first, last = np.searchsorted(times_ns, (begin_ns, end_ns), "right").tolist()
+    times_ms = (np.clip(times_ns[first:last], begin_ns, end_ns) - begin_ns) * 1e-6
+    kept = thinned(times_ms, used[first:last])
+    before = used[first - 1 : first] if first else np.zeros(1, np.int64)
+    return np.concatenate(([0.0], times_ms[kept])), np.concatenate((before, used[first:last][kept]))
 
 
 def thinned(times_ms: Floats, total_bytes: Ints) -> Ints:

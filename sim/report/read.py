@@ -101,6 +101,7 @@ def _picture(
         peak_ms=float(times_ms[at]) if last > first else 0.0,
         peak_bytes=summary.peak_active_bytes,
         peak_place=f"{place(peak.phase, peak.layer)} ({short_op(peak.op, peak.phase)})",
+        host=None,
         lanes=stream_lanes(work, begin_ns, end_ns),
     )
 

@@ -25,17 +25,18 @@ class HostMemory:
         if not size_bytes:
             return 0
         block = 1 << (size_bytes - 1).bit_length() if self.pooled else size_bytes
-        if self._free.get(block):
-            self._free[block] -= 1
-            return block
-        if self.pinned:
+        cached = self._free.get(block, 0)
+        if cached:
+            self._free[block] = cached - 1
+        elif self.pinned:
             self.recorder.host("cuda_host_alloc")
-        self.recorder.host_memory(block)
+        self.recorder.host_memory(0 if cached else block, block)
         return block
 
     def give(self, block: int) -> None:
         """Give a block back."""
+        if not block:
+            return
         if self.pooled:
             self._free[block] = self._free.get(block, 0) + 1
-        elif block:
-            self.recorder.host_memory(-block)
+        self.recorder.host_memory(0 if self.pooled else -block, -block)

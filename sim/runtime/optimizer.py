@@ -146,7 +146,7 @@ class CpuAdamW:
         recorder = self.tape.recorder
         recorder.host("optimizer_loop", len(self.shards))
         if not self.has_state:
-            recorder.host_memory(2 * self.bytes)
+            recorder.host_memory(2 * self.bytes, 2 * self.bytes)
             self.has_state = True
         tensors = STEP_TENSORS if self.variant == "fused" else sum(FOREACH_KERNELS.values())
         cpu_work(recorder, tensors * self.bytes)

@@ -99,7 +99,7 @@ class Recorder:
         self._collectives: list[Collective] = []
         self._host_works: dict[HostWork, int] = {}
         self._copies: dict[HostCopy, int] = {}
-        self._host_memory: list[tuple[int, int]] = []  # rows before, bytes held from then on
+        self._host_memory: list[tuple[int, int, int]] = []  # rows before; bytes held and used from then on
         self._paths: dict[str, int] = {"": 0}
         self._path_names: list[str] = [""]
         self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
@@ -230,10 +230,11 @@ class Recorder:
         if copy.bytes:
             self._row(Row.COPY, stream, self._copies.setdefault(copy, len(self._copies)))
 
-    def host_memory(self, change_bytes: int) -> None:
-        """The rank holds so much more (or less) host memory from here on."""
-        before = self._host_memory[-1][1] if self._host_memory else 0
-        self._host_memory.append((self._rows_before + len(self._rows), before + change_bytes))
+    def host_memory(self, held_bytes: int, used_bytes: int) -> None:
+        """The rank holds and uses so much more (or less) host memory from here on."""
+        _, held, used = self._host_memory[-1] if self._host_memory else (0, 0, 0)
+        rows = self._rows_before + len(self._rows)
+        self._host_memory.append((rows, held + held_bytes, used + used_bytes))
 
     def host(self, name: str, count: int = 1) -> None:
         """Host time that is no launch."""
@@ -335,6 +336,7 @@ class Recorder:
             events=self.events,
             facts=facts,
             copies=list(self._copies),
-            host_row=np.array([row for row, _ in self._host_memory], np.int64),
-            host_bytes=np.array([held for _, held in self._host_memory], np.int64),
+            host_row=np.array([row for row, _, _ in self._host_memory], np.int64),
+            host_bytes=np.array([held for _, held, _ in self._host_memory], np.int64),
+            host_used=np.array([used for _, _, used in self._host_memory], np.int64),
         )

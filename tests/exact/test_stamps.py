@@ -49,7 +49,7 @@ def assert_equal(a: Program, b: Program) -> None:
         assert [a.where(w) for w in getattr(a, column).tolist()] == [b.where(w) for w in getattr(b, column).tolist()]
     assert (a.kernels, a.collectives, a.host_works, a.marks) == (b.kernels, b.collectives, b.host_works, b.marks)
     assert a.copies == b.copies
-    assert np.array_equal(a.host_row, b.host_row) and np.array_equal(a.host_bytes, b.host_bytes)
+    assert np.array_equal(a.host_row, b.host_row) and np.array_equal(a.host_used, b.host_used)
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)

@@ -103,7 +103,8 @@ def test_a_pinned_pool_pays_once_and_rounds_up_to_powers_of_two() -> None:
     assert [memory.take(4000), memory.take(2049)] == blocks == [4096, 4096]
     program = recorder.program()
     assert (program.row_kind == Row.HOST).sum() == 2
-    assert program.host_bytes.tolist() == [4096, 8192]
+    assert program.host_bytes.tolist() == [4096, 8192, 8192, 8192, 8192, 8192]  # held by the cache
+    assert program.host_used.tolist() == [4096, 8192, 4096, 0, 4096, 8192]
 
 
 def test_pinning_anew_costs_three_milliseconds_a_tensor() -> None:
@@ -248,6 +249,10 @@ def test_a_picture_shows_the_copy_lanes_and_the_stalls() -> None:
     outcome = run(f"{STREAMED}}}", TEXT.replace("512}", "8192}"))
     picture = picture_of(outcome, shown_lanes(outcome))
     assert {"to host", "from host"} <= {lane.name for lane in picture.lanes}
+    assert picture.host is not None
+    times_ms, used = picture.host
+    assert (used[0], used[-1], used.max()) == (0, 0, outcome.host_peak_bytes)
+    assert (np.diff(times_ms) >= 0).all() and times_ms[-1] <= picture.step_ms
     stalls = picture.lanes[0].work[STALL]
     assert outcome.copies is not None
     assert (stalls[:, 1] - stalls[:, 0]).sum() == pytest.approx(outcome.copies.exposed_ns * 1e-6)
