@@ -17,6 +17,8 @@ from sim.program.world import Meeting, World
 from sim.program.world_builder import WorldBuilder
 
 NVLINK, NIC, DOWN, UP, HOST_MEMORY = range(5)  # links of the rank; down and up: its host link to and from the host
+DOWN_WEIGHT = 2
+"""Both ways at once, copies to the host get twice what copies from it get: 24-25 and 11-13 GB/s on A100 (COSTS.md 4)."""
 COPY_LEVEL, COLLECTIVE_LEVEL = 1, 2  # of contention: kernels beside a copy engine, beside a collective
 
 
@@ -140,6 +142,7 @@ class _Lowering:
                 latency_ns=price.latency_ns,
                 cap_bytes_per_ns=price.cap_bytes_per_s / 1e9,
                 level=COPY_LEVEL,
+                weight=DOWN_WEIGHT if copy.direction == "device_to_host" else 1,
             )
         return meeting
 

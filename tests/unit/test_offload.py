@@ -10,6 +10,7 @@ import pytest
 from sim.api import Outcome, cost_model, simulate_setup
 from sim.cost.copy import host_links
 from sim.cost.model import CostModel
+from sim.engine.links import share
 from sim.hardware.catalogue import find_gpu
 from sim.program.program import (
     COMPUTE,
@@ -23,6 +24,7 @@ from sim.program.program import (
 )
 from sim.report.picture import STALL, picture_of, shown_lanes
 from sim.runtime.host_memory import HostMemory
+from sim.runtime.lower import DOWN, DOWN_WEIGHT, UP
 from sim.runtime.record import record
 from sim.runtime.recorder import Recorder
 from sim.scenario import load_text
@@ -230,7 +232,7 @@ def test_copies_of_all_gpus_share_the_memory_of_their_numa_half() -> None:
     model = CostModel.for_gpu(gpu)
     alone, crowded = model.host_links(1), model.host_links(8)
     assert alone.shared_bytes_per_s == pytest.approx(1.43 * 25.8e9)
-    assert crowded.shared_bytes_per_s == pytest.approx(11e9)  # both ways: 5.5 each
+    assert crowded.shared_bytes_per_s == pytest.approx(16.5e9)
     assert crowded == host_links(model.profile.figures, gpu, 7)  # the fuller half decides
     coherent = CostModel.for_gpu(find_gpu("gh200")).host_links(1)
     assert coherent.host_to_device_bytes_per_s > 5 * alone.host_to_device_bytes_per_s
@@ -267,3 +269,11 @@ def test_host_memory_that_is_too_small_is_said() -> None:
     )
     assert not small.fits_host
     assert outcome.node_host_bytes == 8 * outcome.host_peak_bytes
+
+
+def test_both_ways_at_once_an_a100_copies_24_gb_per_s_out_and_12_back() -> None:
+    """NVIDIA/nvbandwidth#11: 24-25 and 11-13 GB/s."""
+    links = CostModel.for_gpu(find_gpu("a100")).host_links(1)
+    capacity = [links.device_to_host_bytes_per_s, links.host_to_device_bytes_per_s, links.shared_bytes_per_s]
+    out, back = share([capacity[DOWN - DOWN], capacity[UP - DOWN]], [(0, 2), (1, 2)], capacity, [DOWN_WEIGHT, 1])
+    assert 24e9 < out < 25e9 and 11e9 < back < 13e9
