@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from sim.api import Outcome, cost_model, simulate_setup
+from sim.api import Outcome, cost_model, load, simulate, simulate_setup
 from sim.plan.offload import copy_over_compute, hides_from
 from sim.program.program import Mem, Owner, Phase, Program, Row
 from sim.runtime.record import record
 from sim.scenario import load_text
 from sim.scenario.setup import Setup
 
+ROOT = Path(__file__).resolve().parents[2]
 MB = 1_000_000
 ONE_H100 = """
 cluster: {gpu: h100, gpus_per_node: 1}
@@ -45,7 +48,7 @@ def step_s(outcome: Outcome) -> float:
 
 
 def leaving(program: Program, size_bytes: int) -> int:
-    """How many tensors of a size go to the host in one step."""
+    """How many tensors of a size go to the host."""
     numbers = program.row_argument[program.row_kind == Row.COPY].tolist()
     out = [program.copies[n].bytes for n in numbers if program.copies[n].direction == "device_to_host"]
     return out.count(size_bytes)
@@ -191,3 +194,16 @@ offload: {{what: activations, layers: [0], above: 2 MiB}}
     numbers = program.row_argument[program.row_kind == Row.COPY].tolist()
     out = sum(program.copies[n].bytes for n in numbers if program.copies[n].direction == "device_to_host")
     assert out == 34 * 2048 * micro_batch * 12_288
+
+
+# -- the example ---------------------------------------------------------------------------------------------------------
+def test_in_the_example_inputs_hide_and_half_of_the_activations_do_not() -> None:
+    result = simulate(load(ROOT / "scenarios/offload.yaml"))
+    plain, recomputed, inputs, half, mixed = result.outcomes
+    assert inputs.copies is not None and half.copies is not None and mixed.copies is not None
+    assert inputs.copies.exposed_ns < 0.01 * step_s(inputs) * 1e9
+    assert half.copies.exposed_ns > 0.2 * step_s(half) * 1e9
+    assert half.copies.out_bytes_per_s == pytest.approx(46e9, rel=0.1)
+    assert step_s(plain) < min(step_s(recomputed), step_s(mixed)) < step_s(half)
+    assert inputs.steady.active_bytes < recomputed.steady.active_bytes < mixed.steady.active_bytes
+    assert all(outcome.fits and outcome.fits_host for outcome in result.outcomes)
