@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sim.cost.model import CostModel
+from sim.engine.deadlock import DeadlockError, with_transfers_named
 from sim.engine.memory import play_memory
 from sim.engine.play import play
+from sim.engine.steady import Cycle, find_cycle
 from sim.model.config import ChainConfig
 from sim.program.program import Owner, Program
+from sim.runtime.extend import RECORDED_STEPS, NotPeriodic, cut, extend
 from sim.runtime.lower import HostCall, lower
 from sim.runtime.record import record
+from sim.runtime.schedules import in_flight, order, stages_of
 from sim.scenario import load_scenario
 from sim.scenario.setup import Scenario, Setup
 from sim.timeline.copies import Copies, copies_of, host_peak_bytes
@@ -23,7 +28,9 @@ from sim.timeline.metrics import (
     StepTime,
     Utilization,
     active_peak,
+    bubble_fraction,
     outside_bytes,
+    steady_memory,
     step_memory,
     step_time,
     utilization,
@@ -32,7 +39,8 @@ from sim.timeline.spread import step_sigma
 from sim.timeline.stories import Story, stories
 
 UNLIMITED_BYTES = 1 << 50
-STEPS = 2  # optimizer states appear in the first, fragmentation from the second on; a third repeats the second
+STEPS_TRIED = (4, 7, 13)
+"""How many steps are played until memory repeats itself: mostly the third does; near the limit a cycle of a few."""
 
 _DRIVER_COST = {
     "segment_alloc": ("cuda_malloc", False),
@@ -44,11 +52,44 @@ _DRIVER_COST = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """One simulated rank: the only one without a pipeline. `stages`: numbers of the pipeline stages that it holds.
+
+    in_flight: most micro-batches (of any of its stages) between forward and backward at once, as the schedule has it.
+    """
+
+    stages: tuple[int, ...]
+    program: Program
+    memory: MemoryTimeline
+    unlimited: MemoryTimeline
+    lanes: Lanes | None
+    steady: StepMemory
+    first_step: StepMemory
+    time: StepTime | None
+    in_flight: int
+
+    @property
+    def name(self) -> str:
+        return f"stage{'s' * (len(self.stages) > 1)} {', '.join(map(str, self.stages))}"
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.out_of_memory is None
+
+    @property
+    def shown(self) -> MemoryTimeline:
+        """Memory as on the device, or as it would be where it does not fit."""
+        return self.memory if self.fits else self.unlimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One strategy, played: timelines and figures.
 
     memory: as on the device, ending in an out-of-memory where it does not fit; unlimited: the same with memory without
-    end, equal to `memory` where it fits. Times are None where the run did not get through a steady step.
+    end, equal to `memory` where it fits. Times are None where the run did not get through a steady step. With a
+    pipeline, `ranks` are its ranks; everything else speaks of the one with the largest device use (`worst`), but for the
+    step time, which is that of the slowest.
     """
 
     setup: Setup
@@ -68,6 +109,12 @@ class Outcome:
     """Host memory of one rank at its peak, for what its GPU does not hold."""
     step_sigma: float | None
     """Relative sigma of the step time, from the spread of the sources behind the cost profile."""
+    ranks: tuple[RankOutcome, ...]
+    worst: RankOutcome
+    bubble_fraction: float | None
+    """Idle over busy time of the pipeline's compute streams; None without a pipeline."""
+    cycle: Cycle
+    """The steps that repeat for ever: the steady step time is their mean, the steady peaks are their largest."""
 
     @property
     def name(self) -> str:
@@ -79,7 +126,7 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        return self.memory.out_of_memory is None
+        return all(rank.fits for rank in self.ranks)
 
     @property
     def capacity_bytes(self) -> int:
@@ -140,40 +187,109 @@ def simulate(scenario: Scenario | str | Path, progress: Callable[[str], None] | 
 
 def simulate_setup(setup: Setup) -> Outcome:
     """Play one strategy."""
-    program = record(setup, STEPS)
-    memory, unlimited = fit_memory(setup, program)
-    lanes = play_time(setup, program, memory) if memory.out_of_memory is None else None
-    outside = outside_bytes(setup)
-    shown = memory if memory.out_of_memory is None else unlimited
-    found, owners = active_peak(shown)
-    time = step_time(lanes) if lanes is not None else None
+    programs, on_device, cycle = settle(setup)
+    memories = [fit_memory(setup, memory) for memory in on_device]
+    fits = all(memory.out_of_memory is None for memory in on_device)
+    lanes = play_time(setup, programs, [memory for memory, _ in memories]) if fits else [None] * len(programs)
+    ranks = tuple(map(partial(_rank_outcome, setup, cycle), range(setup.stages), programs, memories, lanes))
+    worst = max(ranks, key=lambda rank: (not rank.fits, rank.steady.device_bytes))
+    found, owners = active_peak(worst.shown)
+    time = _slowest(ranks, worst)
+    played = [rank_lanes for rank_lanes in lanes if rank_lanes is not None]
     return Outcome(
         setup=setup,
-        program=program,
-        memory=memory,
-        unlimited=unlimited,
-        lanes=lanes,
-        steady=step_memory(shown, -1, outside),
-        first_step=step_memory(shown, 0, outside),
+        program=worst.program,
+        memory=worst.memory,
+        unlimited=worst.unlimited,
+        lanes=worst.lanes,
+        steady=worst.steady,
+        first_step=worst.first_step,
         peak=found,
         owners=owners,
         time=time,
         utilization=utilization(setup, time) if time is not None else None,
-        copies=copies_of(lanes) if lanes is not None and time is not None else None,
-        host_peak_bytes=host_peak_bytes(program),
-        step_sigma=step_sigma(lanes, cost_model(setup), time.step_ns)
-        if lanes is not None and time is not None
+        copies=copies_of(worst.lanes) if worst.lanes is not None and time is not None else None,
+        host_peak_bytes=max(host_peak_bytes(program) for program in programs),
+        step_sigma=step_sigma(worst.lanes, cost_model(setup), time.step_ns)
+        if worst.lanes is not None and time is not None
         else None,
+        ranks=ranks,
+        worst=worst,
+        bubble_fraction=bubble_fraction(played) if setup.pipeline is not None and played else None,
+        cycle=cycle,
     )
 
 
-def fit_memory(setup: Setup, program: Program) -> tuple[MemoryTimeline, MemoryTimeline]:
-    """The program's memory on the device, and with memory without end (the same object where it fits unhindered)."""
-    on_device = device_memory(setup, program)
+def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
+    """Programs and memory on the device of every rank, as far as a whole steady cycle; or until memory runs out."""
+    recorded = [record(setup, RECORDED_STEPS, rank=rank) for rank in range(setup.stages)]
+    for steps in STEPS_TRIED:
+        programs = _extended(setup, recorded, steps)
+        memories = [device_memory(setup, program) for program in programs]
+        if any(memory.out_of_memory is not None for memory in memories):
+            return programs, memories, Cycle(1, 1)
+        cycle = find_cycle(memories)
+        if cycle is not None:
+            programs = [cut(program, cycle.steps) for program in programs]
+            return programs, [memory.until(program) for memory, program in zip(memories, programs)], cycle
+    return programs, memories, Cycle(1, STEPS_TRIED[-1] - 1, settled=False)
+
+
+def _extended(setup: Setup, recorded: list[Program], steps: int) -> list[Program]:
+    try:
+        return [extend(program, steps) for program in recorded]
+    except NotPeriodic:
+        return [record(setup, steps, rank=rank) for rank in range(setup.stages)]
+
+
+def _rank_outcome(
+    setup: Setup,
+    cycle: Cycle,
+    rank: int,
+    program: Program,
+    memory: tuple[MemoryTimeline, MemoryTimeline],
+    lanes: Lanes | None,
+) -> RankOutcome:
+    on_device, unlimited = memory
+    shown, outside = unlimited if on_device.out_of_memory is not None else on_device, outside_bytes(setup)
+    stages: tuple[int, ...] = (0,)
+    flying = 1
+    if setup.pipeline is not None:
+        pipeline, count = setup.pipeline, setup.batch.accumulation
+        stages = tuple(stages_of(rank, pipeline.degree, pipeline.chunks, pipeline.folded))
+        actions = order(pipeline.schedule, rank, pipeline.degree, count, pipeline.chunks)
+        flying = in_flight(actions, until_weights=pipeline.splits_backward)
+    return RankOutcome(
+        stages=stages,
+        program=program,
+        memory=on_device,
+        unlimited=unlimited,
+        lanes=lanes,
+        steady=steady_memory(shown, cycle.period, outside),
+        first_step=step_memory(shown, 0, outside),
+        time=step_time(lanes, cycle.period) if lanes is not None else None,
+        in_flight=flying,
+    )
+
+
+def _slowest(ranks: tuple[RankOutcome, ...], worst: RankOutcome) -> StepTime | None:
+    """The times of the worst rank in a step that lasts as long as the slowest rank's."""
+    times = [rank.time for rank in ranks if rank.time is not None]
+    if worst.time is None:
+        return None
+    return replace(
+        worst.time,
+        step_ns=max(time.step_ns for time in times),
+        first_step_ns=max(time.first_step_ns for time in times),
+    )
+
+
+def fit_memory(setup: Setup, on_device: MemoryTimeline) -> tuple[MemoryTimeline, MemoryTimeline]:
+    """Memory on the device, and with memory without end (the same object where it fits unhindered)."""
     if on_device.out_of_memory is None and not any(action == "flush" for _, action, _ in on_device.driver_calls):
         return on_device, on_device
     total = setup.cluster.usable_memory_bytes
-    return on_device, play_memory(program, setup.allocator, total, UNLIMITED_BYTES, setup.torch)
+    return on_device, play_memory(on_device.program, setup.allocator, total, UNLIMITED_BYTES, setup.torch)
 
 
 def device_memory(setup: Setup, program: Program) -> MemoryTimeline:
@@ -192,12 +308,33 @@ def cost_model(setup: Setup) -> CostModel:
     )
 
 
-def play_time(setup: Setup, program: Program, memory: MemoryTimeline) -> Lanes:
-    """When everything ran, with the driver calls that `memory` made; with unlimited memory: when it would run."""
+def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[MemoryTimeline]) -> list[Lanes]:
+    """When everything ran, with the driver calls that `memories` made; with unlimited memory: when it would run.
+
+    One program and memory per pipeline rank. Raises DeadlockError when ranks wait for each other.
+    """
     cost = cost_model(setup)
-    calls = []
-    for event, action, _ in memory.driver_calls:
-        kind, waits = _DRIVER_COST[action]
-        calls.append(HostCall(event, cost.driver_call_ns(kind), waits))
-    lowered = lower(program, cost, setup.mesh, calls)
-    return make_lanes(program, lowered.world, play(lowered.world), lowered.entry_of_row)
+    calls = [[_host_call(cost, event, action) for event, action, _ in memory.driver_calls] for memory in memories]
+    lowered = lower(programs, cost, setup.mesh, calls)
+    try:
+        played = play(lowered.world)
+    except DeadlockError as error:
+        raise with_transfers_named(error, lowered.world, programs) from None
+    return [
+        make_lanes(program, lowered.world, played, entries, rank)
+        for rank, (program, entries) in enumerate(zip(programs, lowered.entries))
+    ]
+
+
+def _host_call(cost: CostModel, event: int, action: str) -> HostCall:
+    kind, waits = _DRIVER_COST[action]
+    return HostCall(event, cost.driver_call_ns(kind), waits)
+
+
+def shown_lanes(outcome: Outcome) -> list[Lanes]:
+    """The lanes of every rank; where the strategy does not fit, those that it would have with memory enough."""
+    lanes = [rank.lanes for rank in outcome.ranks if rank.lanes is not None]
+    if len(lanes) == len(outcome.ranks):
+        return lanes
+    programs, memories = zip(*((rank.program, rank.unlimited) for rank in outcome.ranks))
+    return play_time(outcome.setup, programs, memories)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sim.program.program import Program, Row
 from sim.program.world import DEVICE_SYNC, MEET, RECORD, SYNC, WAIT, World
 
 Waiter = tuple[int, int | None]  # (rank, stream), or (rank, None) for its host
@@ -109,3 +110,23 @@ def _is_at(world: World, standstill: Standstill, party: tuple[int, int], meeting
     row = standstill.stream_row[rank][stream]
     program = world.ranks[rank]
     return row is not None and program.kind[row] == MEET and program.argument[row] == meeting
+
+
+def with_transfers_named(error: DeadlockError, world: World, programs: Sequence[Program]) -> DeadlockError:
+    """The same deadlock in the words of a pipeline: who waits to send or receive what."""
+    return DeadlockError([_named(stuck, world, programs) for stuck in error.cycle])
+
+
+def _named(stuck: Stuck, world: World, programs: Sequence[Program]) -> Stuck:
+    if stuck.row is None or stuck.stream is None or world.ranks[stuck.rank].kind[stuck.row] != MEET:
+        return stuck
+    rows, program = world.ranks[stuck.rank], programs[stuck.rank]
+    posted = int(np.sum((rows.kind == MEET) & (rows.stream == stuck.stream) & (np.arange(len(rows.kind)) < stuck.row)))
+    moves = np.isin(program.row_kind, (Row.SEND, Row.RECEIVE)) & (program.row_stream == stuck.stream)
+    found = np.flatnonzero(moves)[posted : posted + 1].tolist()
+    if not found:
+        return stuck
+    transfer = program.transfers[program.row_argument[found[0]]]
+    if program.row_kind[found[0]] == Row.SEND:
+        return replace(stuck, reason=f"waits to send the {transfer} to rank {transfer.receiver}")
+    return replace(stuck, reason=f"waits to receive the {transfer} (rank {transfer.sender})")

@@ -32,6 +32,9 @@ class Interpreter(Protocol):
     def computing_loss(self, logits: Tensor) -> AbstractContextManager[None]:
         """What runs inside belongs to the loss, not to the network; so do the logits."""
 
+    def enable_grad(self) -> AbstractContextManager[None]:
+        """torch.enable_grad()."""
+
 
 class _Active:
     interpreter: Interpreter | None = None

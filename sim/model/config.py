@@ -68,6 +68,8 @@ class ChainConfig:
     forward_ns: tuple[int, ...]
     backward_ns: tuple[int, ...]
     recompute_ns: tuple[int, ...]
+    weight_gradient_ns: tuple[int, ...]
+    """Of `backward_ns`, what makes weight gradients: zero-bubble schedules put it off."""
     exposed_communication_ns: int = 0
     """Communication per step that nothing hides, when nothing is recomputed."""
     recompute_communication_ns: int = 0

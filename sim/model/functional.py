@@ -128,9 +128,10 @@ def empty(shape: Shape, dtype: str) -> Tensor:
     return call("empty", shape, dtype)
 
 
-def workspace(shape: Shape, dtype: str) -> Tensor:
-    """An uninitialized tensor that counts as workspace."""
-    return call("workspace", shape, dtype)
+def global_buffer(elements: int, dtype: str) -> None:
+    """Megatron's global memory buffer: one tensor per process, made at the first use, kept for good, replaced by a larger
+    one."""
+    call("global_buffer", elements, dtype)
 
 
 def compute(name: str, shape: Shape, dtype: str, *inputs: Tensor) -> Tensor:

@@ -33,11 +33,33 @@ class LanguageModel(Module):
     layers: ModuleList
     checkpoints_first: ClassVar[bool] = False
     """Which of every k layers is checkpointed: the first, or the last (torchtitan)."""
+    first_parts: ClassVar[tuple[str, ...]] = ()
+    """What only the first stage of a pipeline has."""
+    last_parts: ClassVar[tuple[str, ...]] = ()
+    """What only the last stage has. A model that names no parts cannot be cut."""
     returns_logits: ClassVar[bool] = False
     """The script calls the model for logits, its own variable, and then the loss (torchtitan); else one call does both."""
 
+    passes_keywords: ClassVar[bool] = False
+    """Layers are called with one positional argument and the rest by keyword."""
+
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+
+    def become_stage(self, first_layer: int, is_first: bool, is_last: bool) -> None:
+        """Become one stage of a pipeline: parts of other stages become None, layers count from `first_layer`.
+
+        A stage takes the hidden states of the one before in the place of tokens, and gives its own.
+        """
+        self.layers = ModuleList(self.layers.items, first_layer)
+        missing = (() if is_first else self.first_parts) + (() if is_last else self.last_parts)
+        for name in missing:
+            setattr(self, name, None)
+        self.name_paths()
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """What a stage before the last hands on."""
+        return self(tokens)
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the training script calls: (loss, logits if it sees them). Here it computes the loss from the logits."""

@@ -119,16 +119,21 @@ class TitanBlock(Module):
 class TitanLlama(LanguageModel):
     """`layers` may be replaced by wrappers; `run_layers` is how they are called (segments replace it)."""
 
+    first_parts = ("tok_embeddings",)
+    last_parts = ("norm", "output")
+    tok_embeddings: Embedding | None
+    norm: Module | None
+    output: Linear | None
     returns_logits = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.tok_embeddings = Embedding(config.vocab, config.hidden)
+        embedding = self.tok_embeddings = Embedding(config.vocab, config.hidden)
         self.layers = ModuleList([TitanBlock(config) for _ in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
-        self.output = Linear(config.hidden, config.vocab)
+        output = self.output = Linear(config.hidden, config.vocab)
         if config.tied_embeddings:
-            self.output.weight = self.tok_embeddings.weight
+            output.weight = embedding.weight
         self.name_paths()
 
     rope: Tensor
@@ -138,9 +143,11 @@ class TitanLlama(LanguageModel):
         self.rope = rope_cache(self.config, seq_len)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        h = self.tok_embeddings(tokens)
+        h = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers:
             h = layer(h, self.rope)
+        if self.norm is None or self.output is None:
+            return h
         h = self.norm(h)
         if self.config.logits == "model_upcast":
             return self.output(h).float()

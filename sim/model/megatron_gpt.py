@@ -28,23 +28,11 @@ class ParallelLinear(Module):
         return F.parallel_linear(x, self.weight, self.bias if self.adds_bias else None)
 
 
-class GlobalBuffer:
-    """Megatron's global memory buffer: one tensor, made at the first use, kept for good, replaced by a larger one."""
-
-    def __init__(self) -> None:
-        self.tensor: Tensor | None = None
-
-    def require(self, elements: int, dtype: str) -> None:
-        if self.tensor is None or self.tensor.shape[0] < elements:
-            self.tensor = F.workspace((elements,), dtype)
-
-
 class CoreAttention(Module):
     """Attention over q, k, v [S, B, A, D]; the result is [S, B, H]."""
 
-    def __init__(self, config: ModelConfig, buffer: GlobalBuffer) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.buffer = buffer
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.config.attention != "unfused":
@@ -52,7 +40,7 @@ class CoreAttention(Module):
         s, b, a, d = q.shape
         q = q.view(s, b * a, d)
         k = k.view(s, b * a, d)
-        self.buffer.require(b * a * s * s, q.dtype)  # baddbmm's input, which beta = 0 ignores
+        F.global_buffer(b * a * s * s, q.dtype)  # baddbmm's input, which beta = 0 ignores
         scores = F.scaled_bmm(q.transpose(0, 1), k.transpose(0, 1).transpose(1, 2))
         probabilities = F.causal_softmax(scores)
         probabilities = F.dropout(probabilities, self.config.dropout)
@@ -73,10 +61,10 @@ class CoreAttention(Module):
 class SelfAttention(Module):
     """The bias of the output projection is left to the caller."""
 
-    def __init__(self, config: ModelConfig, buffer: GlobalBuffer) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         h = config.hidden
         self.config = config
-        self.core_attention = CoreAttention(config, buffer)
+        self.core_attention = CoreAttention(config)
         self.linear_proj = ParallelLinear(h, h, config.bias, skip_bias_add=True)
         self.linear_qkv = ParallelLinear(h, 3 * h, config.bias)
 
@@ -89,35 +77,43 @@ class SelfAttention(Module):
         return self.linear_proj(self.core_attention(q, k, v))
 
 
+class Gelu(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
 class Mlp(Module):
     """The bias of the second projection is left to the caller."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.linear_fc1 = ParallelLinear(config.hidden, config.ffn_hidden, config.bias, skip_bias_add=True)
+        self.activation_func = Gelu()
         self.linear_fc2 = ParallelLinear(config.ffn_hidden, config.hidden, config.bias, skip_bias_add=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear_fc1(x)
         if self.config.bias:
             x = F.add_bias(x, self.linear_fc1.bias)
-        x = F.gelu(x)
+        x = self.activation_func(x)
         return self.linear_fc2(x)
 
 
 def bias_dropout_add(x: Tensor, linear: ParallelLinear, residual: Tensor, p: float) -> Tensor:
-    """residual + dropout(x + bias of the layer that made x)."""
-    biased = F.add_bias(x, linear.bias) if hasattr(linear, "bias") else x
-    out = F.dropout(biased, p)
-    out = residual + out
-    return out
+    """residual + dropout(x + bias of the layer that made x). Runs under enable_grad (bias_dropout_add_exec_handler), so
+    that in a reentrant region's forward the dropout's mask is saved until the layer's result becomes the region's."""
+    with active().enable_grad():
+        biased = F.add_bias(x, linear.bias) if hasattr(linear, "bias") else x
+        out = F.dropout(biased, p)
+        out = residual + out
+        return out
 
 
 class TransformerLayer(Module):
-    def __init__(self, config: ModelConfig, buffer: GlobalBuffer) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.input_layernorm = LayerNorm(config.hidden)
-        self.self_attention = SelfAttention(config, buffer)
+        self.self_attention = SelfAttention(config)
         self.pre_mlp_layernorm = LayerNorm(config.hidden)
         self.mlp = Mlp(config)
 
@@ -156,28 +152,38 @@ class LanguageModelEmbedding(Module):
 class MegatronGpt(LanguageModel):
     """The model computes the loss per token; the script makes the position ids and takes the mean."""
 
+    first_parts = ("embedding",)
+    last_parts = ("final_layernorm", "output_layer")
+    embedding: LanguageModelEmbedding | None
+    final_layernorm: LayerNorm | None
+    output_layer: ParallelLinear | None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        buffer = GlobalBuffer()
-        self.embedding = LanguageModelEmbedding(config)
-        self.layers = ModuleList([TransformerLayer(config, buffer) for _ in range(config.layers)])
+        embedding = self.embedding = LanguageModelEmbedding(config)
+        self.layers = ModuleList([TransformerLayer(config) for _ in range(config.layers)])
         self.final_layernorm = LayerNorm(config.hidden)
-        self.output_layer = ParallelLinear(config.hidden, config.vocab, bias=False)
+        output = self.output_layer = ParallelLinear(config.hidden, config.vocab, bias=False)
         if config.tied_embeddings:
-            self.output_layer.weight = self.embedding.word_embeddings.weight
+            output.weight = embedding.word_embeddings.weight
         self.name_paths()
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        positions = F.empty(tokens.shape, "int64")
+        positions = F.empty(targets.shape, "int64")
         losses = self(tokens, positions, targets)
         with active().computing_loss(losses):
             return losses.mean(), None
 
-    def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
-        """Loss per token, [B, S]."""
-        x = self.embedding(tokens, positions)
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        return self(tokens, F.empty(tokens.shape, "int64")) if self.embedding is not None else self(tokens)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
+        """Loss per token, [B, S]; hidden states of a stage before the last."""
+        x = self.embedding(tokens, positions) if self.embedding is not None and positions is not None else tokens
         for layer in self.layers:
             x = layer(x)
+        if self.final_layernorm is None or self.output_layer is None or targets is None:
+            return x
         x = self.final_layernorm(x)
         logits = self.output_layer(x)
         with active().computing_loss(logits):

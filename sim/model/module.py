@@ -125,13 +125,14 @@ class Module:
 
 
 class ModuleList(Module):
-    """Modules by number."""
+    """Modules by number; a part of a longer list counts from `first`."""
 
-    def __init__(self, modules: list[Module]) -> None:
+    def __init__(self, modules: list[Module], first: int = 0) -> None:
         self.items = modules
+        self.first = first
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        for number, module in enumerate(self.items):
+        for number, module in enumerate(self.items, self.first):
             yield str(number), module
 
     def __iter__(self) -> Iterator[Module]:

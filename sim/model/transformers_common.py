@@ -36,6 +36,7 @@ class TransformersModel(LanguageModel):
     """A model that computes its own loss: what forward's frame holds is alive meanwhile."""
 
     checkpoints_first = True
+    passes_keywords = True
     lm_head: Linear
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:

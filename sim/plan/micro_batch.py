@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sim.api import STEPS, Outcome, device_memory
+from sim.api import Outcome, settle
 from sim.model.config import ModelConfig
 from sim.program.program import Owner
-from sim.runtime.record import record
 from sim.scenario.setup import Setup
 
 LARGEST_CONSIDERED = 4096
@@ -28,8 +27,10 @@ class LargestMicroBatch:
 def reserved_bytes(setup: Setup, micro_batch: int) -> int | None:
     """Peak of reserved bytes with this micro-batch; None if the run does not get through all steps."""
     candidate = replace(setup, batch=replace(setup.batch, micro_batch=micro_batch))
-    memory = device_memory(candidate, record(candidate, STEPS))
-    return None if memory.out_of_memory is not None else int(memory.reserved_bytes.max(initial=0))
+    _, memories, _ = settle(candidate)
+    if any(memory.out_of_memory is not None for memory in memories):
+        return None
+    return max(int(memory.reserved_bytes.max(initial=0)) for memory in memories)
 
 
 def largest_micro_batch(

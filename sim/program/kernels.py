@@ -129,6 +129,25 @@ class HostCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """What one pipeline stage hands to another: hidden states of a micro-batch, or (`backward`) their gradient.
+
+    `sender` and `receiver` are simulated ranks; `stage` is the one that made it.
+    """
+
+    bytes: int
+    sender: int
+    receiver: int
+    stage: int
+    micro_batch: int
+    backward: bool = False
+
+    def __str__(self) -> str:
+        what = "gradient" if self.backward else "hidden states"
+        return f"{what} of micro-batch {self.micro_batch} from stage {self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
 class HostWork:
     """Host time that is no launch: entering a checkpoint region, Python of a selective policy, an optimizer's loop."""
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.program.kernels import Collective, HostCopy, HostWork, Kernel
+from sim.program.kernels import Collective, HostCopy, HostWork, Kernel, Transfer
 
 Ints = npt.NDArray[np.int64]
 
 
 class Row(IntEnum):
     """Kinds of rows. `argument` is: kernel number, event number (RECORD, WAIT, SYNC), collective number, host-work number,
-    copy number."""
+    transfer number (SEND, RECEIVE), copy number."""
 
     LAUNCH = 0
     RECORD = 1
@@ -29,6 +29,8 @@ class Row(IntEnum):
     SYNC = 3
     COLLECTIVE = 4
     HOST = 5
+    SEND = 6
+    RECEIVE = 7
     COPY = 8
 
 
@@ -77,10 +79,14 @@ OWNER_LABELS = {
 }
 
 # Streams of a rank, in the order of PyTorch FSDP2's own (FSDP.md fact 1); memory belongs to the stream it was made on.
-# The last two are those of streamed offload.
-COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, DEVICE_TO_HOST, HOST_TO_DEVICE = range(7)
+COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = range(5)
+TENSOR, DATA = 5, 6  # NCCL streams of Megatron's tensor-parallel and data-parallel communicators
+# Those of a pipeline: to and from the ranks of the next and the previous stages.
+SEND_NEXT, SEND_PREVIOUS, RECEIVE_NEXT, RECEIVE_PREVIOUS = range(7, 11)
+DEVICE_TO_HOST, HOST_TO_DEVICE = 11, 12  # those of streamed offload
 STREAM_NAMES = (
-    "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "device_to_host", "host_to_device",
+    "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel", "data_parallel",
+    "send_next", "send_previous", "receive_next", "receive_previous", "device_to_host", "host_to_device",
 )  # fmt: skip
 
 
@@ -135,6 +141,7 @@ class Program:
     marks: list[Mark]
     events: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
     copies: list[HostCopy] = field(default_factory=list)
     host_row: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Rows issued before each change of host memory."""

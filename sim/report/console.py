@@ -91,6 +91,7 @@ def time_table(strategies: Sequence[StrategySummary]) -> Table:
         Column("recompute", recomputed),
         Column("exposed comm.", lambda s: duration_of(s.exposed_communication_s)),
         Column("host-bound", lambda s: duration_of(s.host_bound_s)),
+        Column("bubble", lambda s: percent(s.bubble_fraction)),
         Column("gathers", lambda s: whole(s.all_gathers or None)),
         Column("scatters", lambda s: whole(s.reduce_scatters or None)),
     )
@@ -247,7 +248,8 @@ def explanation(s: StrategySummary, unit: Unit) -> Text:
     held = [f"{label} {unit.of_bytes(count)}" for label, count in shown]
     rest = s.peak_active_bytes - sum(count for _, count in shown)
     held += [f"rest {unit.of_bytes(rest)}"] if rest >= SHOWN_SHARE * s.peak_active_bytes else []
-    where = f"{place(s.peak.phase, s.peak.layer)}, {short_op(s.peak.op, s.peak.phase)}"
+    where = f"{s.worst_stage}, " if s.worst_stage else ""
+    where += f"{place(s.peak.phase, s.peak.layer)}, {short_op(s.peak.op, s.peak.phase)}"
     verb = "peaks" if s.fits else "would peak"
     text = Text(f"{verb} at {unit.of_bytes(s.peak_active_bytes)} {unit.name} in {where}: {', '.join(held)}.")
     if s.lever is not None:

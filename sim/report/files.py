@@ -65,15 +65,16 @@ def strategy_folders(out: Path, scenario: str, strategies: Sequence[str]) -> lis
     return folders
 
 
-def write_files(folder: Path, outcome: Outcome, lanes: Lanes, picture: Picture, summary: RunSummary) -> None:
-    """Everything that one strategy leaves. Raises OSError.
+def write_files(folder: Path, outcome: Outcome, ranks: Sequence[Lanes], picture: Picture, summary: RunSummary) -> None:
+    """Everything that one strategy leaves. Raises OSError. With a pipeline, the tables are those of the worst rank.
 
-    `lanes` are the outcome's `shown_lanes`: out of memory, tables and trace hold what was allocated until then, timed
+    `ranks` are the outcome's `shown_lanes`: out of memory, tables and trace hold what was allocated until then, timed
     as if there had been enough.
     """
     import pyarrow.parquet as parquet
 
     memory, cluster = outcome.memory, outcome.setup.cluster
+    lanes = ranks[outcome.ranks.index(outcome.worst)]
     rank = Rank(0, cluster.gpus, cluster.gpu.title, cluster.gpu.memory_bytes)
     title = title_of(summary.scenario, picture, summary.strategies[0].headroom_bytes)
     kernels, allocations = kernel_table(lanes), memory_table(memory, lanes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sim.api import Outcome, play_time
+from sim.api import Outcome
 from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, DEVICE_TO_HOST, STREAM_NAMES, Ints, Phase
 from sim.program.world import Floats
 from sim.report.words import place, short_op
@@ -59,14 +60,9 @@ class Picture:
         return max(self.peak_bytes, highest, on_host)
 
 
-def shown_lanes(outcome: Outcome) -> Lanes:
-    """The lanes of a strategy; where it does not fit, those that it would have with memory enough."""
-    return outcome.lanes or play_time(outcome.setup, outcome.program, outcome.unlimited)
-
-
-def picture_of(outcome: Outcome, lanes: Lanes) -> Picture:
-    """The picture of a strategy; `lanes` are its `shown_lanes`."""
-    memory = outcome.memory if outcome.fits else outcome.unlimited
+def picture_of(outcome: Outcome, ranks: Sequence[Lanes]) -> Picture:
+    """The picture of a strategy: memory of the worst rank over the lanes of all; `ranks` are its `shown_lanes`."""
+    memory, lanes = outcome.worst.shown, ranks[outcome.ranks.index(outcome.worst)]
     begin_ns, end_ns = step_windows(lanes)[-1]
     first, last = memory.steps()[-1]
     times_ms = np.maximum((memory_clock(memory, lanes).device_ns[first:last] - begin_ns) * 1e-6, 0.0)
@@ -85,7 +81,11 @@ def picture_of(outcome: Outcome, lanes: Lanes) -> Picture:
         peak_bytes=peak.bytes,
         peak_place=f"{place(peak.phase.name.lower(), peak.path)} ({short_op(peak.operator, peak.phase.name.lower())})",
         host=_host_curve(lanes, begin_ns, end_ns),
-        lanes=stream_lanes(work_of(lanes), begin_ns, end_ns),
+        lanes=(
+            _stages(outcome, ranks, begin_ns, end_ns)
+            if len(ranks) > 1
+            else stream_lanes(work_of(lanes), begin_ns, end_ns)
+        ),
     )
 
 
@@ -111,6 +111,15 @@ def thinned(times_ms: Floats, total_bytes: Ints) -> Ints:
     leads = np.flatnonzero(np.diff(bins[order], prepend=-1))
     last = np.append(np.flatnonzero(np.diff(bins)), len(bins) - 1)
     return np.union1d(order[leads], last)
+
+
+def _stages(outcome: Outcome, ranks: Sequence[Lanes], begin_ns: float, end_ns: float) -> tuple[Lane, ...]:
+    """The compute lane of every pipeline rank."""
+    lanes = []
+    for rank, times in zip(outcome.ranks, ranks):
+        compute = stream_lanes(work_of(times), begin_ns, end_ns)[:1]
+        lanes += [Lane(name=rank.name, work=lane.work) for lane in compute]
+    return tuple(lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +182,7 @@ def _stalls(work: Work, inside: Bools) -> Floats:
 def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, smallest_ns: float) -> Floats:
     """When any of them runs, from `begin_ns` on; gaps that no pixel would show are closed."""
     spans = merged(start_ns, end_ns + smallest_ns)
-    return (spans - [0.0, smallest_ns] - begin_ns) * 1e-6
+    return np.maximum((spans - [0.0, smallest_ns] - begin_ns) * 1e-6, 0.0)
 
 
 def _carries(stream: int, name: str, collective: bool) -> str:

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.api import cost_model, simulate_setup
+from sim.api import cost_model, shown_lanes, simulate_setup
 from sim.cost.figures import CostError
 from sim.engine.deadlock import DeadlockError
 from sim.plan.micro_batch import largest_micro_batch
 from sim.report.errors import RunError, cannot_write
 from sim.report.files import write_files
-from sim.report.picture import Picture, picture_of, shown_lanes
+from sim.report.picture import Picture, picture_of
 from sim.report.progress import Progress
 from sim.report.summary import StrategySummary, summarize, summarize_run
 from sim.scenario.setup import Scenario, Setup

@@ -99,6 +99,25 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageSummary:
+    """One rank of a pipeline, in the steady step. `stages`: numbers of those that it holds; `layers` in each of them.
+
+    in_flight: most micro-batches (of any of its stages) between forward and backward (its weights) at once.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    layers: tuple[int, ...]
+    in_flight: int
+    peak_allocated_bytes: int
+    peak_active_bytes: int
+    peak_reserved_bytes: int
+    peak_device_bytes: int
+    waits_for_stages_s: float | None
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StrategySummary:
     """One strategy. Peaks are those of the steady step, or what it would need where it does not fit."""
 
@@ -106,6 +125,8 @@ class StrategySummary:
     tokens_per_step: int | None
     step_time_s: float | None
     step_time_relative_sigma: float | None
+    steady_cycle_steps: int
+    steady_is_settled: bool
     steady_step_start_s: float | None
     tokens_per_s_per_gpu: float | None
     mfu: float | None
@@ -129,6 +150,9 @@ class StrategySummary:
     communicator_bytes: int
     headroom_bytes: int
     oom: OutOfMemory | None
+    worst_stage: str | None
+    bubble_fraction: float | None
+    stages: tuple[StageSummary, ...]
     offload: OffloadSummary | None
     labels: dict[str, Evidence]
 
@@ -182,6 +206,8 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         tokens_per_step=tokens_per_step(setup),
         step_time_s=time.step_ns * 1e-9 if time else None,
         step_time_relative_sigma=outcome.step_sigma,
+        steady_cycle_steps=outcome.cycle.period,
+        steady_is_settled=outcome.cycle.settled,
         steady_step_start_s=step_windows(outcome.lanes)[-1][0] * 1e-9 if outcome.lanes else None,
         tokens_per_s_per_gpu=use.tokens_per_s_per_gpu if use else None,
         mfu=use.mfu if use else None,
@@ -207,6 +233,9 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         communicator_bytes=outside_bytes(setup) - setup.cluster.context_bytes,
         headroom_bytes=usable - most_device_bytes,
         oom=_out_of_memory(outcome.memory),
+        worst_stage=outcome.worst.name if setup.pipeline is not None else None,
+        bubble_fraction=outcome.bubble_fraction,
+        stages=_stages(outcome),
         offload=_offload(outcome),
         labels=evidence(setup),
     )
@@ -217,7 +246,7 @@ def tokens_per_step(setup: Setup) -> int | None:
     if isinstance(setup.model, ChainConfig):
         return None
     batch = setup.batch
-    return batch.micro_batch * batch.seq_len * batch.accumulation * setup.cluster.gpus
+    return batch.micro_batch * batch.seq_len * batch.accumulation * setup.data_parallel
 
 
 def evidence(setup: Setup) -> dict[str, Evidence]:
@@ -247,6 +276,27 @@ def _time_evidence(setup: Setup) -> Evidence:
     label = "calibrated" if set(counts) == {"measured"} else "assumed"
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
     return Evidence(label=label, source=f"Cost profile {cost.profile.name}, framework {setup.host.framework}: {kinds}")
+
+
+def _stages(outcome: Outcome) -> tuple[StageSummary, ...]:
+    pipeline = outcome.setup.pipeline
+    if pipeline is None:
+        return ()
+    return tuple(
+        StageSummary(
+            name=rank.name,
+            stages=rank.stages,
+            layers=tuple(pipeline.placement[stage] for stage in rank.stages),
+            in_flight=rank.in_flight,
+            peak_allocated_bytes=rank.steady.allocated_bytes,
+            peak_active_bytes=rank.steady.active_bytes,
+            peak_reserved_bytes=rank.steady.reserved_bytes,
+            peak_device_bytes=rank.steady.device_bytes,
+            waits_for_stages_s=rank.time.waits_for_stages_ns * 1e-9 if rank.time else None,
+            fits=rank.fits,
+        )
+        for rank in outcome.ranks
+    )
 
 
 def _first_step(outcome: Outcome) -> FirstStep:

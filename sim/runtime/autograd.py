@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sim.model.calls import Shape
 from sim.program.program import Owner
 from sim.runtime.recorder import Operators
+from sim.runtime.strides import dense
 from sim.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ class Node:
 
 
 class AccumulateGrad:
-    """The end of the tape at a leaf: the first gradient is taken over, later ones are added in place."""
+    """The end of the tape at a leaf: the first gradient is taken over, later ones are added in place.
+
+    A gradient has the leaf's strides if the leaf is dense, else plain ones; one that has not is copied (TAPE.md 2.5).
+    """
 
     __slots__ = ("__weakref__", "base", "leaf")
     sequence = 1 << 62  # runs as soon as it is ready
@@ -99,6 +103,8 @@ class AccumulateGrad:
         gradient = gradients[0]
         assert gradient is not None
         if self.leaf.grad is None:
+            if gradient.strides != (layout := dense(self.leaf.shape, self.leaf.strides)):
+                gradient = tape.pointwise("aten::clone", gradient.shape, gradient.dtype, layout, gradient.bytes, "copy")
             gradient.storage.belongs_to(Owner.GRADIENT)
             self.leaf.grad = gradient
         else:
@@ -124,8 +130,13 @@ def gradient_edge(tensor: Tensor | None) -> Edge | None:
     return accumulator, 0
 
 
-def run_backward(tape: Tape, root: Any, gradients: Gradients) -> None:
-    """Walk the tape back from `root`, highest sequence number first. `gradients` is emptied when root has run."""
+def run_backward(
+    tape: Tape, root: Any, gradients: Gradients, put_off: Callable[[Any, Gradients], None] | None = None
+) -> None:
+    """Walk the tape back from `root`, highest sequence number first. `gradients` is emptied when root has run.
+
+    `put_off`: the graph is kept for a second pass (retain_graph), and told each node with its gradients.
+    """
     missing = _count_consumers(root)
     ready: list[tuple[int, int, Any, Gradients]] = [(-root.sequence, 0, root, gradients)]
     del gradients
@@ -139,13 +150,16 @@ def run_backward(tape: Tape, root: Any, gradients: Gradients) -> None:
             for hook in node.pre_hooks:
                 hook(gradients)
             recorder.enter_backward(node.base, node.op.number)
+        if put_off is not None:
+            put_off(node, gradients)
         results = node.backward(tape, gradients)
         for index, meta in enumerate(node.metas):
             if results[index] is not None and node.edges[index] is not None:
                 results[index] = _fit(tape, results[index], meta)
         while gradients:
             gradients.pop(0)
-        node.release()
+        if put_off is None:
+            node.release()
         for index, edge in enumerate(node.edges):
             if edge is None:
                 continue

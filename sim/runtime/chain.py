@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import Any
+
 from sim.model.calls import interpret
-from sim.model.chain import Chain, KeptEntry
+from sim.model.chain import Chain
 from sim.model.config import ChainConfig
+from sim.model.module import ModuleList
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
-from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.pipeline import PipelineRank, Stage, Wire
 from sim.runtime.recorder import OutOfMemory, Recorder
+from sim.runtime.regions import apply_checkpoint, keep_entries
+from sim.runtime.schedules import stages_of
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
-from sim.runtime.wrap import apply_checkpoint
-from sim.scenario.setup import Setup
+from sim.scenario.setup import Pipeline, Setup
 
 assert ops  # importing it fills the tape's rules
 
 
-def record_chain(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Program:
+def record_chain(setup: Setup, steps: int = 2, fail_at: int | None = None, rank: int = 0) -> Program:
     """What one rank issues: per step forward, backward, and the communication that nothing hides."""
     config = setup.model
     assert isinstance(config, ChainConfig)
     recorder = Recorder(fail_at)
     tape = Tape(recorder, DeviceFacts())
+    pipeline, recomputes = None, False
     model = Chain(config)
-    apply_checkpoint(tape, model, setup.checkpoint)
-    recomputes = _keep_entries(model)
+    if setup.pipeline is not None:
+        pipeline, recomputes = _pipeline_rank(tape, setup, setup.pipeline, config, rank)
+    else:
+        apply_checkpoint(tape, model, setup.checkpoint)
+        recomputes = keep_entries(model)
     with interpret(tape):
         recorder.mark("init")
         try:
             for number in range(steps):
-                _step(tape, model, number, setup.batch.accumulation)
+                if pipeline is not None:
+                    pipeline.run(lambda part, number=number: recorder.mark(f"s{number}.{part}"))  # type: ignore[misc]
+                else:
+                    _step(tape, model, number, setup.batch.accumulation)
                 _communicate(recorder, config, recomputes)
                 recorder.mark(f"s{number}.end")
         except OutOfMemory:
@@ -38,16 +50,43 @@ def record_chain(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Pr
     return recorder.program()
 
 
-def _keep_entries(model: Chain) -> bool:
-    """Put the kept entry in front of every region. Returns whether anything is recomputed."""
-    number, any_region = 0, False
-    for i, layer in enumerate(model.layers.items):
-        inner = layer.module if isinstance(layer, CheckpointWrapper) else layer
-        if isinstance(layer, CheckpointWrapper):
-            model.layers.items[i] = KeptEntry(layer, model.config, number)
-            any_region = True
-        number += len(vars(inner).get("layers", ()) or (inner,))
-    return any_region
+class ChainStage:
+    """Some of the chain's layers as a pipeline stage; also the first one's input has a gradient."""
+
+    def __init__(self, tape: Tape, model: Chain, is_first: bool, is_last: bool) -> None:
+        self.tape, self.model = tape, model
+        self.is_first, self.is_last = is_first, is_last
+
+    def first_input(self, micro_batch: int) -> Tensor | None:
+        x = self.tape.empty((0,), "uint8")
+        x.requires_grad = True
+        return x
+
+    def forward(self, hidden: Tensor | None, micro_batch: int) -> tuple[Tensor, Any]:
+        assert hidden is not None
+        with self.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
+            return Tensor.of(self.model(hidden)), None
+
+    def before_backward(self, is_last: bool) -> None:
+        pass
+
+
+def _pipeline_rank(
+    tape: Tape, setup: Setup, pipeline: Pipeline, config: ChainConfig, rank: int
+) -> tuple[PipelineRank, bool]:
+    """The rank's stages, which hand on tensors without bytes; and whether anything is recomputed."""
+    begins = list(accumulate(pipeline.placement, initial=0))
+    stages: dict[int, Stage] = {}
+    recomputes = False
+    for number in stages_of(rank, pipeline.degree, pipeline.chunks, pipeline.folded):
+        model = Chain(config)
+        model.layers = ModuleList(model.layers.items[begins[number] : begins[number + 1]], begins[number])
+        apply_checkpoint(tape, model, setup.checkpoint)
+        recomputes |= keep_entries(model)
+        stages[number] = ChainStage(tape, model, number == 0, number == len(pipeline.placement) - 1)
+    wire = Wire((0,), "uint8", kept=True)
+    keeps = setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0
+    return PipelineRank(tape, pipeline, setup.batch.accumulation, rank, stages, wire, keeps), recomputes
 
 
 def _step(tape: Tape, model: Chain, number: int, accumulation: int) -> None:

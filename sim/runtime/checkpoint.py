@@ -14,6 +14,7 @@ from typing import Any
 from sim.model.module import Module
 from sim.program.program import PHASE_SHIFT, Owner, Phase
 from sim.runtime.autograd import SavedTensor
+from sim.runtime.reentrant import checkpoint_reentrant
 from sim.runtime.selective import Selective
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
@@ -171,14 +172,30 @@ class CheckpointWrapper(Module):
     """checkpoint_wrapper(module): the module's place in the model, its forward a region."""
 
     def __init__(
-        self, tape: Tape, module: Module, policy: Callable[[], Selective] | None = None, early_stop: bool = True
+        self,
+        tape: Tape,
+        module: Module,
+        policy: Callable[[], Selective] | None = None,
+        early_stop: bool = True,
+        reentrant: bool = False,
+        keywords: bool = False,
     ) -> None:
         self.tape = tape
         self.module = module
         self.policy = policy
         self.early_stop = early_stop
+        self.reentrant = reentrant
+        self.keywords = keywords
         self.path = module.path
 
     def forward(self, *arguments: Any) -> Any:
+        if not self.tape.recomputes:
+            return self.module(*arguments)
+        if self.reentrant:
+            return checkpoint_reentrant(self.tape, self.module, arguments, self.keywords)
         selective = self.policy() if self.policy is not None else None
         return checkpoint(self.tape, self.module, arguments, selective, self.early_stop)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapper lacks is the module's, as in PyTorch's CheckpointWrapper."""
+        return getattr(self.__dict__["module"], name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sim.program.kernels import ITEM_BYTES, Collective
@@ -31,14 +32,21 @@ FOREACH_KERNELS = {
 """Kernels of a step that is not fused, by tensors read and written (torch/optim/adamw.py)."""
 
 
-def clip_grad_norm(tape: Tape, parameters: list[Tensor], shard_ranks: int) -> None:
-    """torch.nn.utils.clip_grad_norm_(foreach=True). Over several ranks gradients are DTensors, the norm is reduced."""
+def clip_grad_norm(
+    tape: Tape, parameters: list[Tensor], shard_ranks: int, summed: Callable[[], None] | None = None
+) -> None:
+    """torch.nn.utils.clip_grad_norm_(foreach=True). Over several ranks gradients are DTensors, the norm is reduced.
+
+    `summed` is called once the norm is there: the place to add up those of other stages.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return
     n, dtype, recorder = len(gradients), gradients[0].dtype, tape.recorder
     total_bytes = sum(g.bytes for g in gradients)
     total = _total_norm(tape, gradients, n, dtype, shard_ranks)
+    if summed is not None:
+        summed()
     plus_eps, reciprocal = tape.empty((), dtype), tape.empty((), dtype)
     coefficient = tape.empty((), dtype)
     del plus_eps, reciprocal

@@ -1,4 +1,4 @@
-"""From a set-up to the program of its (simulated) rank."""
+"""From a set-up to the programs of its (simulated) ranks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ from sim.model.config import ChainConfig
 from sim.program.collector import without_collector
 from sim.program.program import Program
 from sim.runtime.chain import record_chain
-from sim.runtime.replay import ReplayMismatch
+from sim.runtime.templates import ReplayMismatch
 from sim.runtime.train import record_training
+from sim.runtime.train_pipeline import record_pipeline
 from sim.scenario.setup import Setup
 
 
-def record(setup: Setup, steps: int = 2, fail_at: int | None = None) -> Program:
-    """Everything that rank 0 issues in `steps` steps; `fail_at`: the allocation that is refused."""
+def record(setup: Setup, steps: int = 2, fail_at: int | None = None, rank: int = 0) -> Program:
+    """Everything that a rank issues in `steps` steps; `fail_at`: the allocation that is refused.
+
+    `rank` counts the ranks of a pipeline, else it is 0.
+    """
     with without_collector():
         if isinstance(setup.model, ChainConfig):
-            return record_chain(setup, steps, fail_at)
+            return record_chain(setup, steps, fail_at, rank)
         try:
-            return record_training(setup, steps, fail_at)
+            return _record(setup, rank, steps, fail_at, stamps=True)
         except ReplayMismatch:  # layers were not as alike as they looked
-            return record_training(setup, steps, fail_at, stamps=False)
+            return _record(setup, rank, steps, fail_at, stamps=False)
+
+
+def _record(setup: Setup, rank: int, steps: int, fail_at: int | None, stamps: bool) -> Program:
+    if setup.pipeline is not None:
+        return record_pipeline(setup, rank, steps, fail_at, stamps)
+    return record_training(setup, steps, fail_at, stamps)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostCopy, HostWork, Kernel, Memory, Work
+from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostCopy, HostWork, Kernel, Memory, Transfer, Work
 from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row
 
 
@@ -40,17 +40,25 @@ _BACKWARD = Phase.BACKWARD << PHASE_SHIFT
 _LOSS_OWNER, _GRADIENT_OWNER = int(Owner.LOSS), int(Owner.ACTIVATION_GRADIENT)
 
 
+_RECORDED_EVENTS = (int(Row.RECORD), int(Row.WAIT), int(Row.SYNC))
+_ARGUMENT_SHIFT = 12
+Places = tuple[Ints, Ints]
+"""`where` of rows and of memory events."""
+
+
 class Position(NamedTuple):
-    """A point in issue order: rows, memory events and allocations before it."""
+    """A point in issue order: rows, memory events, allocations and recorded events before it."""
 
     rows: int
     events: int
     handles: int
+    recorded: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was issued between two positions, as arrays. `memory_row` counts from the first row of the recording."""
+    """What was issued between two positions, as arrays. `memory_row` counts from the first row of the recording, the
+    events of `rows` from the first that it records (negative where an earlier one is awaited); it records `recorded`."""
 
     rows: Ints
     row_where: Ints
@@ -61,6 +69,7 @@ class Recording:
     bytes: list[int]
     streams: list[int]
     owners: list[int]
+    recorded: int
 
     @property
     def handles(self) -> int:
@@ -96,8 +105,9 @@ class Recorder:
         self._streams: list[int] = []  # per handle
         self._kernels: dict[Any, int] = {}
         self._kernel_table: list[Kernel] = []
-        self._collectives: list[Collective] = []
+        self._collectives: dict[Collective, int] = {}
         self._host_works: dict[HostWork, int] = {}
+        self._transfers: list[Transfer] = []
         self._copies: dict[HostCopy, int] = {}
         self._host_memory: list[tuple[int, int, int]] = []  # rows before; bytes held and used from then on
         self._paths: dict[str, int] = {"": 0}
@@ -222,8 +232,13 @@ class Recorder:
         self._row(Row.SYNC, 0, event)
 
     def collective(self, collective: Collective, stream: int) -> None:
-        self._collectives.append(collective)
-        self._row(Row.COLLECTIVE, stream, len(self._collectives) - 1)
+        number = self._collectives.setdefault(collective, len(self._collectives))
+        self._row(Row.COLLECTIVE, stream, number)
+
+    def transfer(self, kind: Row, transfer: Transfer, stream: int) -> None:
+        """SEND or RECEIVE."""
+        self._transfers.append(transfer)
+        self._row(kind, stream, len(self._transfers) - 1)
 
     def copy(self, copy: HostCopy, stream: int) -> None:
         """A copy between device and host; equal copies share one entry of the table. Without bytes nothing is issued."""
@@ -249,14 +264,15 @@ class Recorder:
     # -- again -------------------------------------------------------------------------------------------------
     def position(self) -> Position:
         rows, events = self._rows_before + len(self._rows), self._events_before + len(self._memory)
-        return Position(rows, events, len(self._bytes))
+        return Position(rows, events, len(self._bytes), self.events)
 
     def since(self, begin: Position) -> Recording:
         """What was issued since `begin`; nothing may have been appended in between."""
         row, event = begin.rows - self._rows_before, begin.events - self._events_before
         memory = np.array(self._memory[event:], np.int64)
+        rows = np.array(self._rows[row:], np.int64)
         return Recording(
-            rows=np.array(self._rows[row:], np.int64),
+            rows=rows - (np.isin(rows & 15, _RECORDED_EVENTS) * begin.recorded << _ARGUMENT_SHIFT),
             row_where=np.array(self._row_where[row:], np.int64),
             memory_kind=memory & 3,
             memory_handle=memory >> 2,
@@ -265,18 +281,26 @@ class Recorder:
             bytes=self._bytes[begin.handles :],
             streams=self._streams[begin.handles :],
             owners=self.owners[begin.handles :],
+            recorded=self.events - begin.recorded,
         )
 
-    def append(
-        self, recording: Recording, first_handle: Ints, old_paths: tuple[str, ...], new_paths: tuple[str, ...]
-    ) -> None:
-        """Issue a recording again: `first_handle` per memory event; what is under an old path moves to the new one."""
-        self._close_chunk()
-        memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
-        row_where, memory_where = (
+    def moved(self, recording: Recording, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> Places:
+        """Where a recording's rows and memory events are once what is under an old path is under the new one."""
+        rows, events = (
             self._moved(where, old_paths, new_paths) for where in (recording.row_where, recording.memory_where)
         )
-        self._chunks.append((recording.rows, row_where, memory, recording.memory_row + self._rows_before, memory_where))
+        return rows, events
+
+    def append(self, recording: Recording, first_handle: Ints, places: Places) -> None:
+        """Issue a recording again, at other places: `first_handle` per memory event."""
+        self._close_chunk()
+        memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
+        row_where, memory_where = places
+        rows = recording.rows
+        if recording.recorded:
+            rows = rows + (np.isin(rows & 15, _RECORDED_EVENTS) * self.events << _ARGUMENT_SHIFT)
+            self.events += recording.recorded
+        self._chunks.append((rows, row_where, memory, recording.memory_row + self._rows_before, memory_where))
         self._rows_before += len(recording.rows)
         self._events_before += len(memory)
         self._bytes += recording.bytes
@@ -317,7 +341,7 @@ class Recorder:
         sizes, streams = np.array(self._bytes, np.int64), np.array(self._streams, np.int64)
         return Program(
             kernels=self._kernel_table,
-            collectives=self._collectives,
+            collectives=list(self._collectives),
             host_works=list(self._host_works),
             paths=self._path_names,
             operators=Operators.names,
@@ -335,6 +359,7 @@ class Recorder:
             marks=self.marks,
             events=self.events,
             facts=facts,
+            transfers=self._transfers,
             copies=list(self._copies),
             host_row=np.array([row for row, _, _ in self._host_memory], np.int64),
             host_bytes=np.array([held for _, held, _ in self._host_memory], np.int64),

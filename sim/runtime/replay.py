@@ -1,18 +1,17 @@
 """Layers that are alike are recorded once and stamped: the same program, made several times faster.
 
 A layer runs as a graph of its own behind one `LayerNode`: forward on a second handle of its input, backward as a nested
-walk that ends at a boundary. What a live layer issues is kept as a template; a layer of equal key (kind of layer, shapes,
-gradients present or not) appends the template with its own handles and module paths. Whatever is not understood raises
-`ReplayMismatch`, and the caller records again without stamps; tests compare both ways event by event.
+walk that ends at a boundary. What a live layer issues is kept as a template; a layer of equal key (kind of layer and
+shapes; for its backward also which gradients are present then) appends the template with its own handles and module
+paths. Whatever is not understood raises `ReplayMismatch`, and the caller records again without stamps; tests compare
+both ways event by event.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.model.calls import Shape
 from sim.model.module import Module, Parameter
@@ -20,6 +19,19 @@ from sim.program.program import Row
 from sim.runtime.autograd import Edge, Gradients, gradient_edge, run_backward
 from sim.runtime.recorder import Operators, Recording
 from sim.runtime.strides import Strides
+from sim.runtime.templates import (
+    BACKWARD,
+    FORWARD,
+    HELD,
+    INCOMING,
+    Backward,
+    Born,
+    Present,
+    Repeat,
+    ReplayMismatch,
+    Stamp,
+    Template,
+)
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -27,82 +39,7 @@ if TYPE_CHECKING:
 
     from sim.runtime.tape import Tape
 
-FORWARD, BACKWARD, INCOMING, HELD = range(4)  # whose handle an event of a template is about; HELD + i: held tensor i
 FIRST_STAMPED, LAST_LIVE = 2, 2  # in a first pass the first two and the last two of a kind run live
-
-
-class ReplayMismatch(Exception):
-    """A stamped layer is not in the state that its template was recorded in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """A layer's place among those alike: which kind, number `index` of `count`; its own module paths and parameters."""
-
-    kind: int
-    index: int
-    count: int
-    paths: tuple[str, ...]
-    slots: tuple[Parameter, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Born:
-    """A tensor that a template leaves behind: its handle counted from the template's first."""
-
-    handle: int
-    shape: Shape
-    dtype: str
-    strides: Strides
-
-    @classmethod
-    def of(cls, tensor: Tensor, first: int) -> Born:
-        handle = tensor.storage.handle
-        if handle is None or handle < first or tensor.storage.stream:
-            raise ReplayMismatch("a result of a layer is not its own")
-        return cls(handle - first, tensor.shape, tensor.dtype, tensor.strides)
-
-    def tensor(self, tape: Tape, first: int) -> Tensor:
-        return Tensor(Storage.adopt(tape.recorder, first + self.handle), self.shape, self.dtype, self.strides)
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """One pass of a layer: what it issued, and whose handle each memory event is about."""
-
-    recording: Recording
-    owner_kind: npt.NDArray[np.int64]
-    """Per memory event: FORWARD, BACKWARD, INCOMING or HELD + i; the event's handle counts from that owner's first."""
-    sequences: int
-    paths: tuple[str, ...]
-
-    def append(self, tape: Tape, paths: tuple[str, ...], first: tuple[int, ...]) -> None:
-        """Issue it again for the layer at `paths`; `first`: first handle of each kind of owner."""
-        tape.recorder.append(self.recording, np.array(first, np.int64)[self.owner_kind], self.paths, paths)
-        tape.sequence += self.sequences
-
-
-@dataclass(slots=True)
-class Template:
-    """What is known of layers of one key; a pass is None until a live layer has shown it."""
-
-    forward: Stamp | None = None
-    output: Born | None = None
-    holds: tuple[int, ...] = ()
-    """Tensor arguments, by number, that the layer saves."""
-    input_owner: int | None = None
-    backward: Stamp | None = None
-    frees: tuple[bool, ...] = ()
-    """Of `holds`: whose bytes the layer's backward frees."""
-    frees_incoming: bool = False
-    incoming_handles: int = 1
-    gradient: Born | None = None  # None: the incoming gradient itself goes on
-    parameter_gradients: tuple[Born | None, ...] = ()
-
-    @property
-    def shares(self) -> bool:
-        """The layer saves a tensor that other layers save too: whoever lets it go last must run live."""
-        return not all(self.frees)
 
 
 def run_layer(tape: Tape, module: Module, arguments: tuple[Any, ...]) -> Tensor:
@@ -113,16 +50,18 @@ def run_layer(tape: Tape, module: Module, arguments: tuple[Any, ...]) -> Tensor:
     if plain or len(inputs) != 1 or not isinstance(repeat, Repeat):
         output: Tensor = module.forward(*arguments)
         return output
-    present = tuple(isinstance(s.tensor, Tensor) and s.tensor.grad is not None for s in repeat.slots)
-    key = (repeat.kind, _signature(arguments), present)
-    template = tape.templates.setdefault(key, Template())
-    first_pass = template.backward is None
+    template = tape.templates.setdefault((repeat.kind, tape.recomputes, _signature(arguments)), Template())
+    first_pass = not template.knows_backward(tape.micro_batch, _present(repeat.slots))
     in_middle = FIRST_STAMPED <= repeat.index < repeat.count - LAST_LIVE
-    lets_go = repeat.index == 0 and template.shares
+    lets_go = repeat.index == 0 and template.shares and not repeat.again
     node = LayerNode(tape, module, repeat, template, inputs[0])
     if template.forward is not None and (in_middle or not first_pass) and not lets_go:
         return node.stamp_forward(tape, inputs[0], arguments)
-    return node.live_forward(tape, inputs[0], arguments, learn=0 < repeat.index < repeat.count - 1)
+    return node.live_forward(tape, inputs[0], arguments, learn=repeat.again or 0 < repeat.index < repeat.count - 1)
+
+
+def _present(slots: tuple[Parameter, ...]) -> Present:
+    return tuple(isinstance(s.tensor, Tensor) and s.tensor.grad is not None for s in slots)
 
 
 def _signature(value: Any) -> Any:
@@ -185,6 +124,7 @@ class LayerNode:
         self.path, self.paths = module.path, repeat.paths
         self.module = module
         self.template = template
+        self.micro_batch = tape.micro_batch
         self.slots = repeat.slots
         self.base = tape.recorder.base
         self.sequence = tape.sequence
@@ -210,13 +150,14 @@ class LayerNode:
         begin, sequence, owner = recorder.position(), tape.sequence, x.storage.owner
         output: Tensor = self.module.forward(*arguments)
         del arguments
+        learn = learn and not tape.workspace_is_new(begin.handles)
         self.first_handle, self.root, self.learns = begin.handles, output.node, learn
         holds = tuple(i for i, (t, n) in enumerate(zip(tensors, holders)) if t.storage.handles > n)
         self.held_handles = [tensors[i].storage.handle for i in holds]
-        if learn and template.forward is None and not tape.workspace_is_new(begin.handles):
+        if learn and template.forward is None:
             recording = recorder.since(begin)
             handles = recording.memory_handle
-            if (handles >= begin.handles).all() and _only_launches(recording):
+            if (handles >= begin.handles).all() and _repeatable(recording):
                 kinds = np.zeros(len(handles), np.int64)
                 template.forward = Stamp(
                     recording.rebased(kinds, (begin.handles, 0, 0, 0)), kinds, tape.sequence - sequence, self.paths
@@ -246,34 +187,40 @@ class LayerNode:
 
     # -- backward ----------------------------------------------------------------------------------------------
     def backward(self, tape: Tape, gradients: Gradients) -> Gradients:
-        return self._live_backward(tape, gradients) if self.root is not None else self._stamp_backward(tape, gradients)
+        present = _present(self.slots)
+        if self.micro_batch is not None:
+            self.template.expected[self.micro_batch.is_first] = present
+        if self.root is not None:
+            return self._live_backward(tape, gradients, present)
+        return self._stamp_backward(tape, gradients, present)
 
     def release(self) -> None:
-        self.root = self.boundary = None
+        """The graph itself stays, as in PyTorch, until the loss dies: a reentrant region's node holds its arguments."""
         self.held = []
 
     def needs(self, index: int) -> bool:
         return self.edges[index] is not None
 
-    def _live_backward(self, tape: Tape, gradients: Gradients) -> Gradients:
+    def _live_backward(self, tape: Tape, gradients: Gradients, present: Present) -> Gradients:
         recorder, template, boundary = tape.recorder, self.template, self.boundary
         assert boundary is not None and gradients[0] is not None
         begin, sequence = recorder.position(), tape.sequence
         incoming_handle = gradients[0].storage.handle
         incoming_handles = gradients[0].storage.handles
         before = [_gradient_handle(slot) for slot in self.slots]
-        root, self.root = self.root, None
-        run_backward(tape, root, gradients)
+        run_backward(tape, self.root, gradients)
         result, boundary.gradient = boundary.gradient, None
         assert result is not None
-        if self.learns and template.backward is None and template.forward is not None:
-            self._learn_backward(tape, begin, sequence, incoming_handle, incoming_handles, before, result)
+        if self.learns and present not in template.backwards and template.forward is not None:
+            learned = self._learned_backward(tape, begin, sequence, incoming_handle, incoming_handles, before, result)
+            if learned is not None:
+                template.backwards[present] = learned
         return [result]
 
-    def _learn_backward(
+    def _learned_backward(
         self, tape: Tape, begin: Any, sequence: int, incoming: int | None, incoming_handles: int,
         before: list[int | None], result: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> Backward | None:  # fmt: skip
         template, recording = self.template, tape.recorder.since(begin)
         handles, first = recording.memory_handle, self.first_handle
         assert template.forward is not None
@@ -282,8 +229,8 @@ class LayerNode:
         is_incoming = handles == incoming
         is_held = [handles == handle for handle in self.held_handles]
         choices = [own, is_incoming, own_forward, *is_held]
-        if not np.any(choices, axis=0).all() or not _only_launches(recording) or tape.workspace_is_new(begin.handles):
-            return
+        if not np.any(choices, axis=0).all() or not _repeatable(recording) or tape.workspace_is_new(begin.handles):
+            return None
         numbers = [BACKWARD, INCOMING, FORWARD, *range(HELD, HELD + len(is_held))]
         kinds = np.select(choices, numbers)
         bases = (first, begin.handles, incoming or 0, *(handle or 0 for handle in self.held_handles))
@@ -291,32 +238,35 @@ class LayerNode:
             None if _gradient_handle(slot) == old else Born.of(_gradient(slot), begin.handles)
             for slot, old in zip(self.slots, before)
         )
-        template.gradient = None if result.storage.handle == incoming else Born.of(result, begin.handles)
-        template.parameter_gradients = gradients
-        template.frees, template.frees_incoming = tuple(bool(h.any()) for h in is_held), bool(is_incoming.any())
-        template.incoming_handles = incoming_handles
-        template.backward = Stamp(recording.rebased(kinds, bases), kinds, tape.sequence - sequence, self.paths)
+        return Backward(
+            stamp=Stamp(recording.rebased(kinds, bases), kinds, tape.sequence - sequence, self.paths),
+            frees=tuple(bool(h.any()) for h in is_held),
+            frees_incoming=bool(is_incoming.any()),
+            incoming_handles=incoming_handles,
+            gradient=None if result.storage.handle == incoming else Born.of(result, begin.handles),
+            parameter_gradients=gradients,
+        )
 
-    def _stamp_backward(self, tape: Tape, gradients: Gradients) -> Gradients:
-        template = self.template
-        if template.backward is None or gradients[0] is None:
+    def _stamp_backward(self, tape: Tape, gradients: Gradients, present: Present) -> Gradients:
+        known = self.template.backwards.get(present)
+        if known is None or gradients[0] is None:
             raise ReplayMismatch(f"{self.path}: backward before any layer of its kind showed it")
         incoming = gradients.pop()
         assert incoming is not None
-        if incoming.storage.handles != template.incoming_handles or incoming.storage.handle is None:
+        if incoming.storage.handles != known.incoming_handles or incoming.storage.handle is None:
             raise ReplayMismatch(f"{self.path}: the incoming gradient has other holders")
         first_backward = tape.recorder.position().handles
         held = [tensor.storage for tensor in self.held]
-        if any(freed and storage.handle is None for freed, storage in zip(template.frees, held)):
+        if any(freed and storage.handle is None for freed, storage in zip(known.frees, held)):
             raise ReplayMismatch(f"{self.path}: what the layer saved is gone")
         first = (self.first_handle, first_backward, incoming.storage.handle, *(s.handle or 0 for s in held))
-        template.backward.append(tape, self.paths, first)
-        for slot, born in zip(self.slots, template.parameter_gradients):
+        known.stamp.append(tape, self.paths, first)
+        for slot, born in zip(self.slots, known.parameter_gradients):
             if born is not None:
                 _take_gradient(slot, born.tensor(tape, first_backward))
-        result = incoming if template.gradient is None else template.gradient.tensor(tape, first_backward)
-        freed_now = [storage for freed, storage in zip(template.frees, held) if freed]
-        if template.frees_incoming:
+        result = incoming if known.gradient is None else known.gradient.tensor(tape, first_backward)
+        freed_now = [storage for freed, storage in zip(known.frees, held) if freed]
+        if known.frees_incoming:
             freed_now.append(incoming.storage)
         for storage in freed_now:
             storage.handle = None  # the stamp has issued the free
@@ -344,7 +294,6 @@ def _take_gradient(slot: Parameter, gradient: Tensor) -> None:
     leaf.grad = gradient
 
 
-def _only_launches(recording: Recording) -> bool:
-    """Events and collectives are numbered one by one: a layer that issues any is not stamped."""
-    kinds = recording.rows & 15
-    return bool(((kinds == Row.LAUNCH) | (kinds == Row.HOST)).all())
+def _repeatable(recording: Recording) -> bool:
+    """The host waits for nothing, and streams only for events of the layer's own."""
+    return bool(((recording.rows & 15) != Row.SYNC).all() and (recording.rows >= 0).all())

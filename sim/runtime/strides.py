@@ -73,6 +73,11 @@ def view(shape: Shape, strides: Strides, target: Shape) -> tuple[bool, Strides]:
     return True, normalize(target, tuple(new))
 
 
+def dense(shape: Shape, strides: Strides) -> Strides:
+    """The strides themselves if they fill their bytes without gaps, else plain order."""
+    return strides if strides == follow(shape, strides) else None
+
+
 def follow(shape: Shape, strides: Strides) -> Strides:
     """Strides that an elementwise result takes from its input: the same if dense, else the same order made dense."""
     if strides is None:

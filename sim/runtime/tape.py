@@ -17,10 +17,11 @@ from sim.model.calls import Tensor as ModelTensor
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import Owner, Phase
 from sim.runtime import scratch
-from sim.runtime.autograd import Node, SavedTensor, SavedTensorHook, run_backward
+from sim.runtime.autograd import Gradients, Node, SavedTensor, SavedTensorHook, run_backward
 from sim.runtime.recorder import Operators, Recorder
-from sim.runtime.replay import Template, run_layer
+from sim.runtime.replay import run_layer
 from sim.runtime.strides import Strides, follow
+from sim.runtime.templates import MicroBatch, Template
 from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -71,9 +72,16 @@ class Tape:
         self.engine_running = False
         self._thread = "main"
         self._workspaces: dict[str, Storage] = {}
+        self._global_buffer: Tensor | None = None
         self.stamps = False
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}
+        self.micro_batch: MicroBatch | None = None
+        """Of a pipeline: the one that runs forward now."""
+        self.recomputes = True
+        """Do checkpointed regions recompute? A pipeline stage may keep some micro-batches whole."""
+        self.splits: str | None = None
+        """Which part of a split backward runs: "input" or "weight"."""
 
     # -- modules -----------------------------------------------------------------------------------------------
     def enter(self, path: str) -> int:
@@ -87,6 +95,9 @@ class Tape:
 
     def run_repeated(self, module: Module, arguments: tuple[Any, ...]) -> Tensor:
         return run_layer(self, module, arguments)
+
+    def enable_grad(self) -> AbstractContextManager[None]:
+        return self.grad_mode(True)
 
     def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
         Tensor.of(logits).storage.belongs_to(Owner.LOSS)
@@ -107,7 +118,7 @@ class Tape:
         """Node, packed inputs, kernel, packed outputs, in this order (TAPE.md 1.2)."""
         recorder = self.recorder
         recorder.where = recorder.base | op.number
-        if not (self.grad_enabled and _requires_grad(inputs)):
+        if not self.records(inputs):
             return self._kernel(op, inputs, attributes)
         node = Node(self, op, inputs, attributes)
         if not op.saves_late:
@@ -122,6 +133,14 @@ class Tape:
             if index not in op.not_differentiable:
                 tensor.node, tensor.output_index, tensor.requires_grad = node, index, True
         return outputs
+
+    def records(self, inputs: tuple[Tensor | None, ...]) -> bool:
+        """Will backward come this way?"""
+        if self.grad_enabled:
+            for tensor in inputs:  # a plain loop: this runs for every operator
+                if tensor is not None and tensor.requires_grad:
+                    return True
+        return False
 
     def _kernel(self, op: type[Op], inputs: tuple[Tensor | None, ...], attributes: tuple[Any, ...]) -> Any:
         if self.selective is not None and op.aten:
@@ -176,8 +195,15 @@ class Tape:
         self.recorder.gemm(name, m, n, k, dtype, batch or 1)
         return out
 
+    def global_buffer(self, elements: int, dtype: str) -> Tensor:
+        """Megatron's: made at the first use, replaced where it is too small."""
+        if self._global_buffer is None or self._global_buffer.elements < elements:
+            self._global_buffer = self.empty((elements,), dtype, owner=Owner.WORKSPACE)
+            self._workspaces["global buffer"] = self._global_buffer.storage
+        return self._global_buffer
+
     def workspace_is_new(self, handle: int) -> bool:
-        """Has a cuBLAS workspace been allocated at or after allocation `handle`?"""
+        """Has a workspace that stays been allocated at or after allocation `handle`?"""
         return any(w.handle is not None and w.handle >= handle for w in self._workspaces.values())
 
     def sum_to(self, gradient: Tensor, shape: Shape) -> Tensor:
@@ -211,16 +237,22 @@ class Tape:
                 self.autocast_cache.clear()
 
     # -- backward ----------------------------------------------------------------------------------------------
-    def backward(self, loss: Tensor) -> None:
-        """loss.backward(). The root gradient lives until it returns."""
+    def backward(
+        self, loss: Tensor, gradient: Tensor | None = None, walk: Callable[[Any, Gradients], None] | None = None
+    ) -> None:
+        """loss.backward(gradient). The root gradient lives until it returns. `walk`: instead of the engine's whole walk
+        from the root node."""
         recorder = self.recorder
         before = recorder.base, recorder.default_owner
         assert loss.node is not None
         recorder.enter_backward(loss.node.base, _ONES_LIKE)
-        root = self.pointwise("aten::ones_like", loss.shape, loss.dtype, None, 0)
+        root = gradient if gradient is not None else self.pointwise("aten::ones_like", loss.shape, loss.dtype, None, 0)
         self._thread, self.engine_running = "autograd", True
         with self.grad_mode(False):
-            run_backward(self, loss.node, [root])
+            if walk is not None:
+                walk(loss.node, [root])
+            else:
+                run_backward(self, loss.node, [root])
             while self.final_callbacks:
                 self.final_callbacks.pop(0)()
         self._thread, self.engine_running = "main", False
@@ -239,13 +271,6 @@ class Tape:
         finally:
             recorder.resume(before[0])
             recorder.default_owner = before[1]
-
-
-def _requires_grad(inputs: tuple[Tensor | None, ...]) -> bool:
-    for tensor in inputs:  # noqa: SIM110 (a plain loop: this runs for every operator)
-        if tensor is not None and tensor.requires_grad:
-            return True
-    return False
 
 
 def strides_like(x: Tensor) -> Strides:

@@ -20,13 +20,13 @@ from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import AdamW, CpuAdamW, clip_grad_norm
 from sim.runtime.recorder import OutOfMemory, Recorder
+from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.parameters import ShardedParameter
-from sim.runtime.streamed_offload import Streams
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.unwinding import unwind
-from sim.runtime.wrap import apply_checkpoint, apply_fsdp, apply_offload, layers_of, mark_repeats
+from sim.runtime.wrap import apply_fsdp, apply_offload, mark_repeats
 from sim.scenario.setup import Setup
 
 assert ops  # importing it fills the tape's rules
@@ -38,9 +38,13 @@ def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, st
     `stamps`: record layers that are alike once (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
-    recorder = Recorder(fail_at)
-    run = TrainingRun(setup, recorder)
-    run.tape.stamps = stamps and fail_at is None
+    return recorded(TrainingRun(setup, Recorder(fail_at)), steps, stamps and fail_at is None)
+
+
+def recorded(run: TrainingRun, steps: int, stamps: bool) -> Program:
+    """The program of a run of `steps` steps, or until its recorder refuses an allocation."""
+    recorder = run.recorder
+    run.tape.stamps = stamps
     with interpret(run.tape):
         try:
             run.initialize()
@@ -61,7 +65,8 @@ class TrainingRun:
     (with the loss the graph survives), as in a script that catches the error around its loop.
     """
 
-    def __init__(self, setup: Setup, recorder: Recorder) -> None:
+    def __init__(self, setup: Setup, recorder: Recorder, models: list[LanguageModel] | None = None) -> None:
+        """`models`: the stages that a rank of a pipeline holds. Default: the whole model."""
         assert isinstance(setup.model, ModelConfig)
         self.setup = setup
         self.config = setup.model
@@ -69,15 +74,18 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.model: LanguageModel = build_model(self.config)
-        self.slots = list(self.model.named_parameters())  # as the optimizer sees them, whatever wraps the layers
-        self.tensors = list(self.model.named_tensors())
+        self.models = models or [build_model(self.config)]
+        self.model: LanguageModel = self.models[0]
+        # as the optimizer sees them, whatever wraps the layers
+        self.slots = [named for model in self.models for named in model.named_parameters()]
+        self.tensors = [named for model in self.models for named in model.named_tensors()]
         for name, slot in self.slots:
             slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
-        self.communication: Communication | None = None
-        self.host_memory: HostMemory | None = None
+        self.communications: list[Communication] = []
+        self.host = HostMemory(recorder)
+        """Pinned memory for parameters and gradients under FSDP's CPU offload."""
+        self.saved_on_host: HostMemory | None = None
         """For save_on_cpu around the whole forward."""
-        self.streams: Streams | None = None
         self.parameters: list[Tensor] = []
         self.optimizer: AdamW | CpuAdamW | None = None
         self.tokens: ModelTensor | None = None
@@ -88,25 +96,26 @@ class TrainingRun:
     # -- set-up ------------------------------------------------------------------------------------------------
     def initialize(self) -> None:
         """Wrap, shard, and put the parameters (and buffers) on the device."""
-        setup, tape, model = self.setup, self.tape, self.model
-        blocks = list(layers_of(model))
-        outer = apply_checkpoint(tape, model, setup.checkpoint)
-        if setup.fsdp is not None:
-            self.communication = apply_fsdp(tape, model, [slot for _, slot in self.slots], blocks, outer, setup)
-        offload = setup.offload
-        if offload is None:
-            mark_repeats(model)
-        elif offload.what == "saved_tensors" and offload.layers is None:
-            self.host_memory = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
-        else:
-            self.streams = apply_offload(tape, model, offload)
+        setup, tape, offload = self.setup, self.tape, self.setup.offload
+        for number, model in enumerate(self.models):
+            blocks = list(layers_of(model))
+            outer = apply_checkpoint(tape, model, setup.checkpoint)
+            if setup.fsdp is not None:
+                communication = apply_fsdp(tape, model, model.parameters(), blocks, outer, setup, self.host)
+                self.communications.append(communication)
+            if offload is None:
+                mark_repeats(model, setup.pipeline is not None, number << 16)
+            elif offload.layers is not None:
+                apply_offload(tape, model, offload)
+        if offload is not None and offload.layers is None:
+            self.saved_on_host = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
-        if setup.optimizer is not None and self.communication is not None and self._on_host:
-            shards = [p for unit in self.communication.units for p in unit.group.parameters if p.slot.requires_grad]
-            dtype, host = setup.precision.parameters, self.communication.host
-            self.optimizer = CpuAdamW(tape, shards, dtype, setup.optimizer.variant, host)
+        if setup.optimizer is not None and self._on_host:
+            units = [unit for communication in self.communications for unit in communication.units]
+            shards = [p for unit in units for p in unit.group.parameters if p.slot.requires_grad]
+            self.optimizer = CpuAdamW(tape, shards, setup.precision.parameters, setup.optimizer.variant, self.host)
         elif setup.optimizer is not None:
             self.optimizer = AdamW(tape, self.parameters, setup.optimizer.variant)
         self.recorder.mark("init")
@@ -119,17 +128,16 @@ class TrainingRun:
     def _place_parameters(self) -> None:
         """One block per parameter and buffer, in the order of module.to."""
         dtype = self.setup.precision.parameters
-        sharded: dict[int, ShardedParameter] = {}
-        if self.communication is not None:
-            sharded = {id(p.slot): p for unit in self.communication.units for p in unit.group.parameters}
+        units = (unit for communication in self.communications for unit in communication.units)
+        sharded: dict[int, ShardedParameter] = {id(p.slot): p for unit in units for p in unit.group.parameters}
         for name, slot in self.tensors:
             self.recorder.at(Phase.INIT, name.rpartition(".")[0])
             if isinstance(slot, Buffer):
                 slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
                 continue
             shard = sharded.get(id(slot))
-            if shard is not None and self.communication is not None and self._on_host:
-                self.communication.host.take(shard.shard_elements * ITEM_BYTES[dtype])
+            if shard is not None and self._on_host:
+                self.host.take(shard.shard_elements * ITEM_BYTES[dtype])
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
             tensor = self.tape.empty(shape, dtype)
@@ -141,10 +149,12 @@ class TrainingRun:
 
     def _place_buffers(self) -> None:
         """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
-        model, config = self.model, self.config
-        if not isinstance(model, TitanLlama):
-            return
-        seq_len = self.setup.batch.seq_len
+        for model in self.models:
+            if isinstance(model, TitanLlama):
+                self._place_rope(model)
+
+    def _place_rope(self, model: TitanLlama) -> None:
+        config, seq_len = self.config, self.setup.batch.seq_len
         placeholder = None
         if not self._on_host:
             if config.rope == "complex":
@@ -206,7 +216,8 @@ class TrainingRun:
                 if isinstance(optimizer, CpuAdamW):
                     optimizer.clip()
                 else:
-                    clip_grad_norm(tape, self.parameters, setup.fsdp.degree if setup.fsdp is not None else 1)
+                    shard_ranks = setup.fsdp.degree if setup.fsdp is not None else 1
+                    clip_grad_norm(tape, self.parameters, shard_ranks, self._norm_is_summed)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
@@ -216,13 +227,16 @@ class TrainingRun:
             mark(f"s{number}.zero")
 
     # -- parts -------------------------------------------------------------------------------------------------
-    def _load_data(self) -> None:
+    def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (self.setup.batch.micro_batch, self.setup.batch.seq_len)
+        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.batch.seq_len)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")
             self.targets = self.tape.empty(shape, "int64")
+
+    def _norm_is_summed(self) -> None:
+        """A pipeline's stages add up their squared norms here."""
 
     def _zero_grad(self) -> None:
         assert self.optimizer is not None
@@ -231,9 +245,10 @@ class TrainingRun:
 
     def _set_gradient_sync(self, last: bool) -> None:
         fsdp = self.setup.fsdp
-        if self.communication is not None and fsdp is not None and fsdp.gradient_sync == "last":
-            for unit in self.communication.units:
-                unit.reduces = last
+        if fsdp is not None and fsdp.gradient_sync == "last":
+            for communication in self.communications:
+                for unit in communication.units:
+                    unit.reduces = last
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
@@ -243,10 +258,10 @@ class TrainingRun:
     @contextmanager
     def _offload(self) -> Iterator[None]:
         """save_on_cpu around the whole forward where the setup asks for it."""
-        if self.host_memory is None:
+        if self.saved_on_host is None:
             yield
             return
-        self.tape.hooks.append(SaveOnCpu(self.tape, self.host_memory))
+        self.tape.hooks.append(SaveOnCpu(self.tape, self.saved_on_host))
         try:
             yield
         finally:
@@ -254,9 +269,10 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
-        for unit in self.communication.units if self.communication is not None else []:
-            for module in unit.modules:
-                module.hooks = None
+        for communication in self.communications:
+            for unit in communication.units:
+                for module in unit.modules:
+                    module.hooks = None
 
 
 def _zeroes_at(setup: Setup, when: str) -> bool:

@@ -1,37 +1,22 @@
-"""Strategies as wrappers: which layers become regions, which modules become FSDP units."""
+"""Strategies as wrappers: which modules become FSDP units, whose saved tensors go to the host, which layers are alike."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sim.model.calls import Tensor
-from sim.model.language_model import LanguageModel
-from sim.model.module import Module, ModuleList, Parameter
+from sim.model.module import Module, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
-from sim.runtime.replay import Repeat
-from sim.runtime.selective import policy
+from sim.runtime.regions import blocks_of, layers_of, structure
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.fsdp2 import Unit
 from sim.runtime.sharding.policy import UnitPolicy
 from sim.runtime.streamed_offload import LayerHook, Streams
 from sim.runtime.tape import Tape
+from sim.runtime.templates import Repeat
 from sim.runtime.tensor import Tensor as TapeTensor
-from sim.scenario.setup import Checkpoint, Fsdp, Offload, Precision, Setup
-
-
-class Segment(Module):
-    """Consecutive layers as one function."""
-
-    def __init__(self, layers: list[Module]) -> None:
-        self.layers = ModuleList(layers)
-        self.path = layers[0].path
-
-    def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, *rest)
-        return x
+from sim.scenario.setup import Fsdp, Offload, Precision, Setup
 
 
 class SaveLayerOnCpu(Module):
@@ -82,49 +67,16 @@ class StreamedLayer(Module):
         return output
 
 
-def layers_of(model: Module) -> ModuleList:
-    """The repeated blocks of a network."""
-    layers = vars(model)["layers"]
-    assert isinstance(layers, ModuleList)
-    return layers
-
-
-def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -> list[Module]:
-    """Replace layers by regions. Returns, per layer, the module that FSDP wraps when it wraps outside."""
-    layers = layers_of(model)
-    blocks = list(layers)
-    if checkpoint is None:
-        return blocks
-    select = policy(checkpoint.save) if checkpoint.save else None
-    limit = len(blocks) if checkpoint.first is None else checkpoint.first
-    size, outer, regions = checkpoint.segment, list(blocks), []
-    remainder = 0 if isinstance(model, LanguageModel) and model.checkpoints_first else checkpoint.every - 1
-    for number, start in enumerate(range(0, len(blocks), size)):
-        part = blocks[start : start + size]
-        chosen = number % checkpoint.every == remainder and start + len(part) <= limit
-        if not chosen:
-            regions.extend(part)
-            continue
-        inner = part[0] if size == 1 else Segment(part)
-        region = CheckpointWrapper(tape, inner, select, checkpoint.early_stop)
-        regions.append(region)
-        if size == 1:
-            outer[start] = region
-    layers.items = regions
-    return outer
-
-
-def apply_offload(tape: Tape, model: Module, offload: Offload) -> Streams | None:
-    """Wrap the layers (or regions) whose saved tensors go to the host; returns what streamed ones share."""
+def apply_offload(tape: Tape, model: Module, offload: Offload) -> None:
+    """Wrap the layers (or regions) whose saved tensors go to the host."""
     layers = layers_of(model)
     chosen = [_is_chosen(layer, offload) for layer in layers.items]
     if offload.streams == "side":
         streams = Streams(tape, offload)
         layers.items = [StreamedLayer(streams, layer, not i, chosen[i]) for i, layer in enumerate(layers.items)]
-        return streams
+        return
     memory = HostMemory(tape.recorder, offload.pinned, offload.pinned_pool)
     layers.items = [SaveLayerOnCpu(tape, layer, memory) if c else layer for layer, c in zip(layers.items, chosen)]
-    return None
 
 
 def _is_chosen(layer: Module, offload: Offload) -> bool:
@@ -158,40 +110,40 @@ def _meant(reshard: bool | int, degree: int) -> bool | int:
 
 
 def apply_fsdp(
-    tape: Tape, model: Module, slots: list[Parameter], blocks: list[Module], outer: list[Module], setup: Setup
-) -> Communication:
-    """fully_shard every block, then the root; `outer` are the blocks as wrapped by checkpointing."""
+    tape: Tape, model: Module, slots: list[Parameter], blocks: list[Module], outer: list[Module], setup: Setup,
+    host: HostMemory,
+) -> Communication:  # fmt: skip
+    """fully_shard every block, then the root; `outer` are the blocks as wrapped by checkpointing, `host` is where CPU
+    offload keeps parameters and gradients."""
     fsdp, precision = setup.fsdp, setup.precision
     assert fsdp is not None
-    communication = Communication(HostMemory(tape.recorder))
+    communication = Communication(host)
     wrapped = outer if fsdp.wrap == "fsdp(checkpoint)" else blocks
     own: list[tuple[str, Module, list[Parameter], bool | int]] = []
     last = len(blocks) - 1
     for i, block in enumerate(blocks):
         reshard = fsdp.reshard_after_forward
         decided: bool | int = i < last if reshard == "torchtitan" else reshard
+        if setup.pipeline is not None and reshard == "torchtitan":
+            decided = False  # its default with a pipeline: micro-batches would gather again and again
         own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
     taken = {id(p) for _, _, unit_slots, _ in own for p in unit_slots}
     rest = [p for p in slots if id(p) not in taken]
     root_reshard = fsdp.root_reshard_after_forward
     parts = vars(model)
+    last_unit: tuple[str, list[Module], list[Parameter], UnitPolicy] | None = None
     if fsdp.units == "torchtitan_2026":
         embedding, norm, head = parts["tok_embeddings"], parts["norm"], parts["output"]
         Unit(tape, communication, "root", [model], [], unit_policy(fsdp, precision, False))
-        Unit(
-            tape,
-            communication,
-            "tok_embeddings",
-            [embedding],
-            embedding.parameters(),
-            unit_policy(fsdp, precision, True),
-        )
-        tail = norm.parameters() + head.parameters()
-        last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
+        if embedding is not None:
+            embedding_policy = unit_policy(fsdp, precision, setup.pipeline is None)
+            Unit(tape, communication, "tok_embeddings", [embedding], embedding.parameters(), embedding_policy)
+        if head is not None:
+            tail = norm.parameters() + head.parameters()
+            last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
     else:
         reshard_root = root_reshard if root_reshard and _honours_root_reshard(setup.torch) else False
         Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, reshard_root))
-        last_unit = None
     for name, module, unit_slots, reshard_block in own:
         Unit(tape, communication, name, [module], unit_slots, unit_policy(fsdp, precision, reshard_block))
     if last_unit is not None:
@@ -217,21 +169,23 @@ def _prefetch_lists(communication: Communication, fsdp: Fsdp) -> None:
             unit.backward_prefetch = blocks[max(0, i - fsdp.backward_prefetch) : i][::-1]
 
 
-def mark_repeats(model: Module) -> None:
+def mark_repeats(model: Module, again: bool = False, kinds: int = 0) -> None:
     """Tell the tape which layers are alike, so that it may record one and stamp the others (sim.runtime.replay).
 
-    Units inside a layer are left alone: gathering is the outermost module's affair or nobody's.
+    Units inside a layer are left alone: gathering is the outermost module's affair or nobody's. `again`: a pipeline
+    stage, which runs for every micro-batch; its first and last layers are kinds of their own, since what comes in is
+    held outside. Kinds are numbered from `kinds`.
     """
-    alike: dict[tuple[object, ...], list[tuple[Module, tuple[str, ...]]]] = {}
-    for layer in layers_of(model):
-        inner = layer.module if isinstance(layer, CheckpointWrapper) else None
-        parts = list(inner.layers) if isinstance(inner, Segment) else [inner or layer]
-        if any(part.hooks is not None for part in parts if part is not layer):
+    alike: dict[object, list[tuple[Module, tuple[str, ...]]]] = {}
+    layers = list(layers_of(model))
+    for number, layer in enumerate(layers):
+        blocks = blocks_of(layer)
+        if any(block.hooks is not None for block in blocks if block is not layer):
             continue
-        policy_of = (layer.policy, layer.early_stop) if isinstance(layer, CheckpointWrapper) else ()
-        paths = tuple(part.path for part in parts)
+        paths = tuple(block.path for block in blocks)
         trained = tuple(slot.requires_grad for slot in layer.parameters())
-        alike.setdefault((type(layer), *policy_of, *map(type, parts), trained), []).append((layer, paths))
-    for kind, layers in enumerate(alike.values()):
-        for index, (layer, paths) in enumerate(layers):
-            layer.repeat = Repeat(kind, index, len(layers), paths, tuple(layer.parameters()))
+        edge = again and (number in (0, len(layers) - 1)) and number + 1
+        alike.setdefault((structure(layer), trained, edge), []).append((layer, paths))
+    for kind, same in enumerate(alike.values(), kinds):
+        for index, (layer, paths) in enumerate(same):
+            layer.repeat = Repeat(kind, index, len(same), paths, tuple(layer.parameters()), again)

@@ -13,33 +13,6 @@ from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, Of
 
 AnyModel = ModelConfig | ChainConfig
 
-MATRIX_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
-SAVE_NAMES = ("attention", "every_second_matmul")
-ATEN_NAMES = (
-    *MATRIX_PRODUCTS,
-    "aten._scaled_dot_product_flash_attention",
-    "aten._scaled_dot_product_efficient_attention",
-    "aten._fused_rms_norm",
-    "aten.native_layer_norm",
-    "aten.native_dropout",
-    "aten._softmax",
-    "aten._log_softmax",
-    "aten.embedding",
-    "aten.silu",
-    "aten.gelu",
-    "aten.tanh",
-    "aten.add",
-    "aten.mul",
-    "aten.pow",
-    "aten.mean",
-    "aten.rsqrt",
-    "aten.neg",
-    "aten.cat",
-    "aten.clone",
-    "aten._to_copy",
-)
-"""Operators that the modelled transformers run in a block, as a selective policy sees them."""
-
 
 def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> None:
     """Sequences beyond the model's positions: impossible with learned ones, unusual with rotary ones."""
@@ -50,37 +23,6 @@ def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> Non
         document.problem(path, f"the model has {model.max_positions} learned positions (model.max_positions)")
     else:
         document.warning(path, f"the model was made for {model.max_positions} positions")
-
-
-def check_checkpoint(document: Document, checkpoint: CheckpointSection, model: AnyModel) -> None:
-    """Regions must exist: segment and first within the layers, every within the regions; names of operators known."""
-    if checkpoint.first is not None and checkpoint.first > model.layers:
-        document.problem(("checkpoint", "first"), f"must be at most the number of layers ({model.layers})")
-    covered = min(checkpoint.first or model.layers, model.layers)
-    regions = covered // checkpoint.segment
-    if regions == 0:
-        document.problem(("checkpoint", "segment"), f"must be at most the number of layers to checkpoint ({covered})")
-    elif checkpoint.every > regions:
-        document.problem(("checkpoint", "every"), f"must be at most the number of regions ({regions})")
-    if checkpoint.save and isinstance(model, ChainConfig):
-        document.problem(("checkpoint", "save"), "a chain has no operators to save")
-        return
-    for index, name in enumerate(checkpoint.save):
-        if name not in SAVE_NAMES and name.removesuffix(".default") not in ATEN_NAMES:
-            document.problem(("checkpoint", "save", index), "", allowed=SAVE_NAMES + ATEN_NAMES)
-    if isinstance(model, ModelConfig):
-        _check_saved_products(document, checkpoint, model)
-
-
-def _check_saved_products(document: Document, checkpoint: CheckpointSection, model: ModelConfig) -> None:
-    """A linear layer with a bias runs aten.addmm, so that a policy about aten.mm does not see it."""
-    saves_addmm = any(name.startswith("aten.addmm") for name in checkpoint.save)
-    biased = model.bias and model.implementation != "megatron"  # there biases are added apart from the products
-    layers = "the linear layers have" if biased else "the q, k and v projections have" if model.qkv_bias else ""
-    for index, name in enumerate(checkpoint.save):
-        if layers and not saves_addmm and (name == "every_second_matmul" or name.startswith("aten.mm")):
-            message = f"{layers} biases and run aten.addmm, which this does not save: use aten.addmm"
-            document.warning(("checkpoint", "save", index), message)
 
 
 def check_offload(

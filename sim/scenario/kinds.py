@@ -49,6 +49,30 @@ Gpus = Annotated[int, _count("a number of GPUs", 8, 1, MOST_RANKS), COUNT]
 Nodes = Annotated[int, _count("a number of nodes", 1, 1, MOST_RANKS), COUNT]
 
 
+def _counts(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(entry) is not int or not 1 <= entry <= MOST_LAYERS for entry in value):
+        raise ValueError(f"a list of whole numbers from 1 to {MOST_LAYERS:,} is expected, e.g. [2, 2]")
+    return tuple(value)
+
+
+Counts = Annotated[tuple[int, ...], BeforeValidator(_counts), _schema(type="array", items={"type": "integer"})]
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """One name, or a list of names."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or any(not isinstance(name, str) for name in names):
+        raise ValueError("a name or a list of names is expected, e.g. [attention, mlp]")
+    return tuple(names)
+
+
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_names),
+    _schema(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}]),
+]
+
+
 def _quantity(parse: Callable[[object], int], example: str) -> tuple[BeforeValidator, WithJsonSchema]:
     return BeforeValidator(parse), _schema(type="string", pattern=QUANTITY_PATTERN, examples=[example])
 
@@ -75,6 +99,23 @@ def _per_layer(parse: Callable[[object], int], example: str) -> tuple[BeforeVali
 
 BytesPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_bytes, "16 MiB")]
 DurationPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_duration, "20 us")]
+
+
+def _placement(value: Any) -> str | tuple[int, ...]:
+    if value == "balanced":
+        return "balanced"
+    if isinstance(value, list) and value and all(type(count) is int and count > 0 for count in value):
+        return tuple(value)
+    raise ValueError("balanced, or a list of layers per stage, e.g. [7, 9, 9, 7], is expected")
+
+
+Placement = Annotated[
+    str | tuple[int, ...],
+    BeforeValidator(_placement),
+    _schema(
+        anyOf=[{"const": "balanced"}, {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}]
+    ),
+]
 
 
 def _reshard(value: Any) -> str | int:

@@ -18,10 +18,10 @@ from sim.model.catalogue import (
 )
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.chain import resolve_chain
+from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
-    check_checkpoint,
     check_fsdp,
     check_offload,
     check_precision,
@@ -29,6 +29,7 @@ from sim.scenario.consistency import (
 )
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
+from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.schema import (
     BatchSection,
@@ -39,10 +40,13 @@ from sim.scenario.schema import (
     ModelSection,
     OffloadSection,
     OptimizerSection,
+    ParallelSection,
+    PipelineSection,
     PrecisionSection,
+    RegionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Scenario, Setup
+from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Region, Scenario, Setup
 
 KEPT_BELOW_BYTES = 1024
 """Smaller tensors are not worth a copy: torchtune's min_offload_size."""
@@ -73,12 +77,13 @@ def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
 def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     """One strategy, or None with problems noted on the document; as much as possible is checked in any case."""
     is_chain = isinstance(document.value(("model", "chain")), dict)
-    parallel = sections.get("parallel")
-    fsdp: FsdpSection | None = parallel.fsdp if parallel else None
+    parallel = sections.get("parallel") or ParallelSection()
+    fsdp: FsdpSection | None = parallel.fsdp
+    pipeline: PipelineSection | None = parallel.pipeline
     model = _model(document, sections)
-    cluster = _cluster(document, sections, fsdp, is_chain)
+    cluster = _cluster(document, sections, fsdp is None and pipeline is None, is_chain)
     batch = _batch(document, sections, is_chain)
-    mesh = _mesh(document, fsdp, cluster) if cluster and sections.whole("cluster", "parallel") else None
+    mesh = _mesh(document, fsdp, pipeline, cluster) if cluster and sections.whole("cluster", "parallel") else None
     checkpoint: CheckpointSection | None = sections.get("checkpoint")
     precision: PrecisionSection | None = sections.get("precision")
     if fsdp:
@@ -87,6 +92,11 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_batch(document, batch, model)
     if checkpoint and model:
         check_checkpoint(document, checkpoint, model)
+        if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
+            document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
+    stages = None
+    if pipeline and model and batch and sections.whole("parallel"):
+        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
         check_offload(document, offload, checkpoint, model)
@@ -105,11 +115,12 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         batch=Batch(micro_batch=batch.micro_batch, seq_len=batch.seq_len, accumulation=batch.accumulation),
         precision=_precision(precision, fsdp),
         optimizer=_optimizer(sections.get("optimizer")),
-        checkpoint=_checkpoint(checkpoint),
+        checkpoint=_checkpoint(checkpoint, model.layers),
         fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
+        pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
         offload=_offload(offload, model.layers),
     )
@@ -169,7 +180,7 @@ def _beside(document: Document, config: str) -> FilePath:
     return folder / os.path.expanduser(config)
 
 
-def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, is_chain: bool) -> Cluster | None:
+def _cluster(document: Document, sections: Sections, unshared: bool, is_chain: bool) -> Cluster | None:
     if "cluster" not in sections.by_name:
         return None
     section: ClusterSection | None = sections.get("cluster")
@@ -183,7 +194,7 @@ def _cluster(document: Document, sections: Sections, fsdp: FsdpSection | None, i
     except UnknownGpu:
         document.problem(("cluster", "gpu"), "", allowed=gpu_names())
         return None
-    alone = fsdp is None and section.nodes == 1
+    alone = unshared and section.nodes == 1
     return make_cluster(
         gpu,
         gpus_per_node=section.gpus_per_node or (1 if alone else None),
@@ -207,14 +218,16 @@ def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSecti
     return batch
 
 
-def _mesh(document: Document, fsdp: FsdpSection | None, cluster: Cluster) -> Mesh | None:
-    if fsdp is None and cluster.gpus > 1:
+def _mesh(
+    document: Document, fsdp: FsdpSection | None, pipeline: PipelineSection | None, cluster: Cluster
+) -> Mesh | None:
+    if fsdp is None and pipeline is None and cluster.gpus > 1:
         advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
         document.problem(("parallel",), advice, show=False)
         return None
-    dimensions = []
+    dimensions = [] if pipeline is None else [("pp", pipeline.degree)]
     if fsdp is not None:
-        dimensions = [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
+        dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
         dimensions.append(("fsdp", fsdp.degree))
     try:
         return Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)
@@ -234,8 +247,17 @@ def _optimizer(section: OptimizerSection | None) -> Optimizer | None:
     return None if section is None else Optimizer(**section.model_dump())
 
 
-def _checkpoint(section: CheckpointSection | None) -> Checkpoint | None:
-    return None if section is None else Checkpoint(**{**section.model_dump(), "save": tuple(section.save)})
+def _checkpoint(section: CheckpointSection | None, model_layers: int) -> Checkpoint | None:
+    if section is None:
+        return None
+    fields = {name: getattr(section, name) for name in CheckpointSection.model_fields if name not in ("save", "layers")}
+    choices = tuple(None if choice is None else _region(choice) for choice in section.layers)
+    layers = choices * (model_layers // len(choices)) if choices else ()
+    return Checkpoint(**fields, save=tuple(section.save), layers=layers)
+
+
+def _region(section: RegionSection) -> Region:
+    return Region(**{**section.model_dump(), "save": tuple(section.save)})
 
 
 def _offload(section: OffloadSection | None, layers: int) -> Offload | None:

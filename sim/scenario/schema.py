@@ -6,9 +6,9 @@ Only the border is here: `resolve` turns valid sections into `Setup` objects and
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sim.scenario.kinds import (
     Bandwidth,
@@ -16,13 +16,16 @@ from sim.scenario.kinds import (
     BytesPerLayer,
     Count,
     CountOrZero,
+    Counts,
     Duration,
     DurationPerLayer,
     Gpus,
     Layers,
     MicroBatches,
+    Names,
     Nodes,
     OffloadedLayers,
+    Placement,
     PositiveNumber,
     Probability,
     Ranks,
@@ -56,6 +59,8 @@ class ChainSection(Section):
     """Time of a layer's forward."""
     backward: DurationPerLayer
     """Time of a layer's backward, without recomputation."""
+    weight_gradient: DurationPerLayer | None = None
+    """The part of `backward` that makes weight gradients, which zero-bubble schedules put off. Default: half of it."""
     recompute: DurationPerLayer | None = None
     """Time to run a layer's forward again. Default: `forward`."""
     exposed_communication: Duration = 0
@@ -187,11 +192,28 @@ class FsdpSection(Section):
     optimizer. Default: false."""
 
 
+class PipelineSection(Section):
+    """Pipeline stages; `batch.accumulation` is the number of micro-batches. Embedding and head are on the first and the
+    last stage. With `fsdp`, gradients are reduced after a stage's last micro-batch."""
+
+    degree: Ranks
+    """Ranks that a micro-batch passes; degree x fsdp degree x replicas is the number of GPUs."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v"] = "1f1b"
+    """Order of forwards and backwards, as torch.distributed.pipelining's. Default: 1f1b."""
+    virtual: Count | None = None
+    """Stages (model chunks) per rank. Default: 2 for interleaved, breadth-first, zb-v and dualpipe-v, else 1."""
+    placement: Placement = "balanced"
+    """Layers per stage, first stage first, e.g. [7, 9, 9, 7]. Default: balanced; what is left over goes to the stages
+    after the first."""
+
+
 class ParallelSection(Section):
     """How the ranks share the work. Empty or absent: one GPU."""
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    pipeline: PipelineSection | None = None
+    """Pipeline parallelism. Default: null."""
 
 
 class PrecisionSection(Section):
@@ -222,8 +244,48 @@ class OptimizerSection(Section):
     """Gradients are freed at the end of a step (default) or at the start of the next."""
 
 
-class CheckpointSection(Section):
-    """Activation checkpointing, non-reentrant. {}: every layer in full; `checkpoint: null`: none (the default)."""
+class RegionSection(Section):
+    """How a layer is checkpointed. {}: all of it, non-reentrant."""
+
+    save: list[str] = []
+    """Selective: outputs to keep instead of recomputing: attention, every_second_matmul, or aten names such as
+    aten.mm. Default: [], recompute everything."""
+    inside: Names = ()
+    """Regions inside a layer instead of around it: attention, core_attention (Megatron's core_attn), mlp, norm; one
+    name or a list. Default: [], the whole layer."""
+    discard: Names = ()
+    """Parts whose output is thrown away once it was used and made again in backward: norm (Megatron's layernorm),
+    activation. One name or a list. Default: []."""
+    early_stop: bool = True
+    """Recomputation ends at the last tensor that is needed. Default: true; reentrant regions never stop early."""
+    reentrant: bool = False
+    """use_reentrant=True, as PyTorch's old form and Megatron's: forward runs under no_grad, and a backward of its own
+    runs inside the backward. Takes no `save`. Default: false."""
+
+
+LAYER_CHOICES: dict[str, dict[str, Any] | None] = {"full": {}, "none": None}
+
+
+def _layer_choices(value: Any) -> tuple[Any, ...]:
+    message = "a list of full, none, or settings such as {save: [attention]} is expected"
+    if not isinstance(value, list):
+        raise ValueError(message)
+    choices = tuple(LAYER_CHOICES.get(entry, entry) if isinstance(entry, str) else entry for entry in value)
+    if any(not isinstance(choice, dict | None) for choice in choices):
+        raise ValueError(message)
+    return choices
+
+
+LayerChoices = Annotated[
+    tuple[RegionSection | None, ...],
+    BeforeValidator(_layer_choices, json_schema_input_type=list[RegionSection | Literal["full", "none"] | None]),
+]
+
+
+class CheckpointSection(RegionSection):
+    """Activation checkpointing. {}: every layer in full; `checkpoint: null`: none (the default).
+
+    At most one form of regions: `sequential`, `nested`, `boundaries` or `layers`, else `every`, `segment` and `first`."""
 
     every: Count = 1
     """Checkpoint every k-th region: 2 recomputes layers 1, 3, 5, ... Default: 1, all."""
@@ -231,11 +293,17 @@ class CheckpointSection(Section):
     """Consecutive layers in one region. Default: 1."""
     first: Count | None = None
     """Only regions within the first so many layers. Default: null, all layers."""
-    save: list[str] = []
-    """Selective: outputs to keep instead of recomputing: attention, every_second_matmul, or aten names such as
-    aten.mm. Default: [], recompute everything."""
-    early_stop: bool = True
-    """Recomputation ends at the last tensor that is needed. Default: true."""
+    sequential: Count | None = None
+    """checkpoint_sequential with so many segments; the last one is not checkpointed. Default: null."""
+    nested: Counts = ()
+    """Regions within regions, counts from the outside: [2, 2] makes two regions of two regions each. Default: []."""
+    boundaries: Counts = ()
+    """Regions of unequal length: the layers that begin one, e.g. [3, 7, 20]; the first begins at 0. Default: []."""
+    layers: LayerChoices = ()
+    """A choice per layer: full, none, or settings such as {save: [attention]}; a shorter list repeats. Default: []."""
+    keep_micro_batches: CountOrZero = 0
+    """With a pipeline: a stage keeps the activations of so many micro-batches in flight and recomputes only the others
+    (Korthikanti et al. 2022, appendix C). Default: 0, recompute all."""
 
 
 class OffloadSection(Section):

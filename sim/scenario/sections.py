@@ -144,13 +144,13 @@ def _unknown(document: Document, path: Path, section: type[BaseModel], message: 
 def _section_at(path: Path) -> type[BaseModel]:
     """The schema of the section at a path that is known to lead to one."""
     section: type[BaseModel] = ScenarioFile
-    for part in path:
-        section = _model_in(section.model_fields[str(part)].annotation) or section
+    for part in (part for part in path if isinstance(part, str)):
+        section = _model_in(section.model_fields[part].annotation) or section
     return section
 
 
 def _model_in(kind: Any) -> type[BaseModel] | None:
-    """The pydantic model in `Model` or `Model | None`."""
-    if get_origin(kind) in (Union, UnionType):
+    """The pydantic model in `Model`, `Model | None` or a tuple of these."""
+    if get_origin(kind) in (Union, UnionType, tuple):
         return next((model for option in get_args(kind) if (model := _model_in(option))), None)
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

@@ -46,21 +46,46 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """Non-reentrant torch.utils.checkpoint over layers.
+class Region:
+    """How one layer (or run of layers) is checkpointed by torch.utils.checkpoint.
 
-    A region wraps `segment` consecutive layers. Of the regions every `every`-th is checkpointed (every=2: layers 1, 3,
-    5, ... as torchtitan's selective "2"; 0, 2, 4, ... as transformers' every_n_layers where its code is imitated), and
-    only regions that lie within the `first` layers (None: all).
     `save`: operators whose outputs are kept instead of recomputed: "attention", "every_second_matmul", or aten names
-    such as "aten.mm"; empty = recompute everything. `early_stop`: recomputation ends at the last needed tensor.
+    such as "aten.mm"; empty = recompute everything. `inside`: parts of the layer that are regions of their own instead
+    of the layer (names in sim.model.parts). `discard`: parts whose output is thrown away after the module that reads it
+    has run, and made again before that module's backward (Megatron's "layernorm" and "moe_act"). `early_stop`:
+    recomputation ends at the last needed tensor; the `reentrant` form knows neither early stop nor `save`.
+    """
+
+    save: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    discard: tuple[str, ...] = ()
+    early_stop: bool = True
+    reentrant: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(Region):
+    """Activation checkpointing of a network: which layers become regions, and how each is checkpointed.
+
+    One of five forms decides the regions:
+    - `every`, `segment`, `first`: a region wraps `segment` consecutive layers; of the regions every `every`-th is
+      checkpointed (every=2: layers 1, 3, 5, ... as torchtitan's selective "2"; 0, 2, 4, ... as transformers'
+      every_n_layers where its code is imitated), and only those that lie within the `first` layers (None: all);
+    - `sequential`: checkpoint_sequential with so many segments, of which the last is not checkpointed;
+    - `nested`: counts per level: (2, 3) makes 2 regions, each of 3 regions, of layers as equal as possible in number;
+    - `boundaries`: the layers that begin a new region; the first region begins at layer 0;
+    - `layers`: one choice per layer, None: not checkpointed.
     """
 
     every: int = 1
     segment: int = 1
     first: int | None = None
-    save: tuple[str, ...] = ()
-    early_stop: bool = True
+    sequential: int | None = None
+    nested: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
+    layers: tuple[Region | None, ...] = ()
+    keep_micro_batches: int = 0
+    """Of those in flight in a pipeline stage, so many are not recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +137,33 @@ class Fsdp:
     cpu_offload: bool = False
 
 
+FOLDED = ("zb-v", "dualpipe-v")
+SPLITS_BACKWARD = ("zb-h1", *FOLDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Pipeline stages over `degree` ranks, `chunks` of them on each; `placement`: layers of every stage.
+
+    `schedule` is one of sim.runtime.schedules. The micro-batches are those of `Batch.accumulation`.
+    """
+
+    degree: int
+    schedule: str
+    chunks: int
+    placement: tuple[int, ...]
+
+    @property
+    def folded(self) -> bool:
+        """Stages go over the ranks there and back: first and last stage are on one rank."""
+        return self.schedule in FOLDED
+
+    @property
+    def splits_backward(self) -> bool:
+        """Weight gradients are put off."""
+        return self.schedule in SPLITS_BACKWARD
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
@@ -140,6 +192,18 @@ class Setup:
     profile: str | None
     """Name of the cost profile; None: the GPU's own."""
     offload: Offload | None = None
+    pipeline: Pipeline | None = None
+
+    @property
+    def stages(self) -> int:
+        """Ranks that are simulated: one for each pipeline rank, which stands for its symmetric peers."""
+        return self.pipeline.degree if self.pipeline is not None else 1
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that train on different data."""
+        return self.cluster.gpus // self.stages
+
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
 

@@ -50,6 +50,11 @@ class Lanes:
         return self.is_collective | (self.is_kernel & (self.program.row_stream > COMPUTE) & self._communicates)
 
     @cached_property
+    def is_receive(self) -> Bools:
+        """Receives of a pipeline: a row lasts from when it could begin until all has come, most of it waiting."""
+        return np.equal(self.program.row_kind, Row.RECEIVE)
+
+    @cached_property
     def _communicates(self) -> Bools:
         named = np.array([k.name.endswith("communication") for k in self.program.kernels], bool)
         result = np.zeros(len(self.program.row_kind), bool)
@@ -82,6 +87,12 @@ class Lanes:
         moving = merged(self.start_ns[rows & ~kernels], self.end_ns[rows & ~kernels])
         working = merged(self.start_ns[kernels], self.end_ns[kernels])
         return total(moving) - overlap(moving, working)
+
+    def waits_for_stages_ns(self, rows: Bools) -> float:
+        """Time in which a receive among `rows` is pending, and neither compute nor a transfer runs."""
+        receives, busy = rows & self.is_receive, rows & (self.computes | self.is_transfer)
+        pending = merged(self.start_ns[receives], self.end_ns[receives])
+        return total(pending) - overlap(pending, merged(self.start_ns[busy], self.end_ns[busy]))
 
     def kernel_ns(self, rows: Bools, phase: Phase) -> float:
         """Summed duration of compute-stream kernels of a phase among `rows`."""

@@ -88,6 +88,20 @@ class MemoryTimeline:
         owner = self.program.owners[handle]
         return {o: np.cumsum(np.where(owner == o, change, 0)) for o in Owner if (owner == o).any()}
 
+    def until(self, program: Program) -> MemoryTimeline:
+        """The same timeline of the program's beginning: `program` is a cut of this one's."""
+        events = min(len(program.mem_kind), self.played)
+        return MemoryTimeline(
+            program=program,
+            allocated_bytes=self.allocated_bytes[:events],
+            active_bytes=self.active_bytes[:events],
+            reserved_bytes=self.reserved_bytes[:events],
+            block_bytes=self.block_bytes[:events],
+            address=self.address[:events],
+            driver_calls=tuple(call for call in self.driver_calls if call[0] < events),
+            out_of_memory=self.out_of_memory if self.played < len(program.mem_kind) else None,
+        )
+
     def mark(self, name: str) -> int | None:
         """Memory events before a mark; None if the run did not get there."""
         for mark in self.program.marks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.model.config import ModelConfig
@@ -40,6 +41,8 @@ class StepTime:
     exposed_communication_ns: float
     host_bound_ns: float
     """Compute is idle, nothing moves: the host (or a wait for it) is what the step waits for."""
+    waits_for_stages_ns: float
+    """Compute is idle until another pipeline stage hands something on."""
     collectives: dict[str, int]
     flops: int
     recomputed_flops: int
@@ -70,6 +73,7 @@ def outside_bytes(setup: Setup) -> int:
     """Device memory outside PyTorch's allocator: the CUDA context and one communicator per group of ranks."""
     cluster, fsdp = setup.cluster, setup.fsdp
     groups = 0 if fsdp is None else (fsdp.degree > 1) + (fsdp.replicas > 1)
+    groups += setup.stages > 1
     return cluster.context_bytes + groups * cluster.communicator_bytes
 
 
@@ -85,6 +89,17 @@ def step_memory(memory: MemoryTimeline, step: int, outside: int) -> StepMemory:
     )
 
 
+def steady_memory(memory: MemoryTimeline, period: int, outside: int) -> StepMemory:
+    """Largest peaks of the last `period` steps: the cycle that repeats."""
+    steps = [step_memory(memory, -1 - back, outside) for back in range(min(period, len(memory.steps())))]
+    return StepMemory(
+        allocated_bytes=max(step.allocated_bytes for step in steps),
+        active_bytes=max(step.active_bytes for step in steps),
+        reserved_bytes=max(step.reserved_bytes for step in steps),
+        device_bytes=max(step.device_bytes for step in steps),
+    )
+
+
 def active_peak(memory: MemoryTimeline) -> tuple[Peak, dict[Owner, int]]:
     """The peak of active bytes in the last begun step, and the owners then."""
     first, last = memory.steps()[-1]
@@ -92,17 +107,19 @@ def active_peak(memory: MemoryTimeline) -> tuple[Peak, dict[Owner, int]]:
     return found, memory.owners_at(found.event)
 
 
-def step_time(lanes: Lanes) -> StepTime:
-    """Times of the steady (last) step."""
+def step_time(lanes: Lanes, period: int = 1) -> StepTime:
+    """Times of the steady (last) step; where a cycle of `period` steps repeats, step_ns is its mean."""
     program = lanes.program
     ranges = step_ranges([(m.name, m.rows) for m in program.marks], len(lanes.start_ns))
     windows = step_windows(lanes)
     rows = lanes.in_step(*ranges[-1])
-    step_ns = windows[-1][1] - windows[-1][0]
+    cycle = windows[-period:]
+    step_ns = (cycle[-1][1] - cycle[0][0]) / len(cycle)
     recompute = lanes.kernel_ns(rows, Phase.RECOMPUTE)
     exposed = lanes.exposed_ns(rows & (lanes.is_transfer | lanes.computes))
     moving = lanes.exposed_ns(rows & (lanes.is_transfer | lanes.is_copy | lanes.computes))
     busy = lanes.busy_ns(rows & lanes.computes)
+    waits = lanes.waits_for_stages_ns(rows)
     flops, again = _flops(lanes, rows)
     return StepTime(
         step_ns=step_ns,
@@ -111,11 +128,27 @@ def step_time(lanes: Lanes) -> StepTime:
         backward_ns=lanes.kernel_ns(rows, Phase.BACKWARD),
         recompute_ns=recompute,
         exposed_communication_ns=exposed,
-        host_bound_ns=max(0.0, step_ns - busy - moving),
+        host_bound_ns=max(0.0, step_ns - busy - moving - waits),
+        waits_for_stages_ns=waits,
         collectives=_collectives(lanes, rows),
         flops=flops,
         recomputed_flops=again,
     )
+
+
+def bubble_fraction(ranks: Sequence[Lanes]) -> float:
+    """Idle over busy time of all pipeline ranks' compute streams in the steady step, which lasts as long as the slowest.
+
+    (p - 1) / m for p equal stages and m micro-batches under GPipe and 1F1B, (p - 1) / (v m) interleaved (Narayanan et
+    al. 2021).
+    """
+    step_ns = busy_ns = 0.0
+    for lanes in ranks:
+        first, last = step_ranges([(m.name, m.rows) for m in lanes.program.marks], len(lanes.start_ns))[-1]
+        begin_ns, end_ns = step_windows(lanes)[-1]
+        step_ns = max(step_ns, end_ns - begin_ns)
+        busy_ns += lanes.busy_ns(lanes.in_step(first, last) & lanes.computes)
+    return (len(ranks) * step_ns - busy_ns) / busy_ns if busy_ns else 0.0
 
 
 def _flops(lanes: Lanes, rows: Bools) -> tuple[int, int]:
@@ -141,7 +174,7 @@ def utilization(setup: Setup, time: StepTime) -> Utilization | None:
         return None
     batch = setup.batch
     tokens = batch.micro_batch * batch.seq_len * batch.accumulation
-    per_second = tokens / (time.step_ns * 1e-9)
+    per_second = tokens / setup.stages / (time.step_ns * 1e-9)
     peak_flops = setup.cluster.gpu.peak_flops_per_s(setup.precision.compute)
     mfu = model_flops_per_token(setup.model, batch.seq_len) * per_second / peak_flops
     needed = time.flops - time.recomputed_flops

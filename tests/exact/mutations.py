@@ -104,7 +104,9 @@ def linear_folds_its_input_before_weight_t(patch: Patch) -> None:
         assert bias is None
         folded = reshape(tape, x, (-1, x.shape[-1]))
         w_t = tape.apply(T, (weight,), 0, 1)
-        return view(tape, tape.apply(matmul.Mm, (folded, w_t)), (*x.shape[:-1], weight.shape[0]), UnsafeView)
+        return view(
+            tape, tape.apply(matmul.Mm, (folded, w_t), w_t.strides), (*x.shape[:-1], weight.shape[0]), UnsafeView
+        )
 
     patch.setitem(Tape.rules, "linear", linear)
 
@@ -119,7 +121,7 @@ def autocast_casts_left_to_right(patch: Patch) -> None:
         folded = reshape(tape, x, (-1, x.shape[-1]))
         w_t = tape.apply(T, (weight,), 0, 1)
         kind, inputs = (matmul.Mm, (folded, w_t)) if bias is None else (matmul.Addmm, (bias, folded, w_t))
-        return view(tape, tape.apply(kind, inputs), (*x.shape[:-1], weight.shape[0]), View)
+        return view(tape, tape.apply(kind, inputs, w_t.strides), (*x.shape[:-1], weight.shape[0]), View)
 
     patch.setitem(Tape.rules, "linear", linear)
 
@@ -268,9 +270,7 @@ def every_gradient_has_its_own_buffer(patch: Patch) -> None:
 
 
 def norms_are_reduced_without_buffers(patch: Patch) -> None:
-    wrapped(
-        patch, train, "clip_grad_norm", lambda original, tape, parameters, sharded: original(tape, parameters, False)
-    )
+    wrapped(patch, train, "clip_grad_norm", lambda original, tape, parameters, *_: original(tape, parameters, False))
 
 
 def parameters_are_never_kept_by_fewer_ranks(patch: Patch) -> None:

@@ -10,7 +10,7 @@ from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, ModelConfig
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Setup
+from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
@@ -85,6 +85,8 @@ def _checkpoint(meta: dict[str, Any]) -> Checkpoint | None:
     kind = meta["ac"]
     if kind in ("none", "offload"):
         return None
+    if kind == "form":
+        return form(meta["form"])
     save = tuple(meta.get("save") or TITAN_SELECTIVE) if kind == "op" else ()
     return Checkpoint(
         every=int(kind.removeprefix("layer")) if kind.startswith("layer") else 1,
@@ -93,6 +95,16 @@ def _checkpoint(meta: dict[str, Any]) -> Checkpoint | None:
         save=save,
         early_stop=meta.get("early_stop", True),
     )
+
+
+def form(named: dict[str, Any]) -> Checkpoint:
+    """Recordings of checkpoint forms name them as `Checkpoint` does."""
+    choices = [None if choice is None else Region(**_tuples(choice)) for choice in named.get("layers", ())]
+    return Checkpoint(**_tuples({**named, "layers": choices}))
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def _fsdp(meta: dict[str, Any], mixed: bool) -> Fsdp:
@@ -191,7 +203,9 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
             compute="fp32" if meta["prec"] == "fp32" else "bf16",
             autocast=autocast,
         ),
-        checkpoint=Checkpoint(every=meta["ckpt"], save=tuple(f"aten.{name}" for name in meta.get("save", ())))
+        checkpoint=form(meta["form"])
+        if "form" in meta
+        else Checkpoint(every=meta["ckpt"], save=tuple(f"aten.{name}" for name in meta.get("save", ())))
         if meta["ckpt"]
         else None,
         fsdp=Fsdp(degree=meta["world"], reshard_after_forward=True) if meta.get("world") else None,

@@ -30,6 +30,17 @@ strategies:
   by-two:  {checkpoint: {segment: 2}}
 """
 
+PIPELINE = """
+model: {preset: gpt-tiny, implementation: nanogpt, layers: 6}
+cluster: {gpu: h100, gpus_per_node: 4}
+batch: {micro_batch: 1, seq_len: 256, accumulation: 4}
+precision: {parameters: bf16, compute: bf16}
+parallel: {pipeline: {degree: 2}, fsdp: {degree: 2}}
+strategies:
+  1f1b:        {}
+  interleaved: {parallel: {pipeline: {schedule: interleaved, virtual: 3}}}
+"""
+
 TIGHT = "cluster.usable_memory=1 GiB"
 """On the chain: none (768 MiB and a context of 512) does not fit, by-two does."""
 TIGHTER = "cluster.usable_memory=700 MiB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from sim.api import Outcome, Result, load, simulate
+from sim.api import Outcome, Result, load, shown_lanes, simulate
 from sim.program.program import COMPUTE, Mem
 from sim.report.files import FILES
-from sim.report.picture import picture_of, shown_lanes, thinned
+from sim.report.picture import picture_of, thinned
 from sim.timeline.clock import host_clock, memory_clock, step_windows
 from sim.timeline.export.names import collective_name
 from sim.timeline.export.tables import kernel_table, memory_table
@@ -69,8 +70,10 @@ def test_an_allocation_counts_from_the_start_of_a_kernel_and_a_free_from_an_end(
 
 def test_steps_follow_each_other_and_the_last_is_the_steady_one(outcome: Outcome) -> None:
     assert outcome.lanes is not None and outcome.time is not None
-    first, steady = step_windows(outcome.lanes)
-    assert first[1] == steady[0]
+    windows = step_windows(outcome.lanes)
+    assert all(a[1] == b[0] for a, b in pairwise(windows))
+    steady = windows[-1]
+    assert outcome.cycle.period == 1
     assert steady[1] - steady[0] == outcome.time.step_ns
 
 
@@ -136,7 +139,9 @@ def test_slices_of_a_thread_nest(events: list[dict[str, Any]]) -> None:
 
 def test_steps_are_marked_as_the_profiler_marks_them(events: list[dict[str, Any]]) -> None:
     names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
-    assert [name for name in names if name.startswith("Profiler")] == ["ProfilerStep#0", "ProfilerStep#1"]
+    assert [name for name in names if name.startswith("Profiler")] == [
+        "ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2",
+    ]  # fmt: skip
     assert {"forward", "backward", "optimizer"} <= set(names)
 
 

@@ -7,8 +7,8 @@ import pytest
 from sim.model.catalogue import ModelError, build_model, preset_shapes
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.recorder import Recorder
+from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.train import TrainingRun
-from sim.runtime.wrap import apply_checkpoint, layers_of
 from sim.scenario import ScenarioError, load_text
 
 ONE_GPU = "cluster: {gpu: h100, gpus_per_node: 1}\nbatch: {micro_batch: 1, seq_len: 256}\n"

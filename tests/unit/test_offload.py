@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.api import Outcome, cost_model, simulate_setup
+from sim.api import Outcome, cost_model, shown_lanes, simulate_setup
 from sim.cost.copy import host_links
 from sim.cost.model import CostModel
 from sim.engine.links import share
@@ -22,7 +22,7 @@ from sim.program.program import (
     Program,
     Row,
 )
-from sim.report.picture import STALL, picture_of, shown_lanes
+from sim.report.picture import STALL, picture_of
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.lower import DOWN, DOWN_WEIGHT, UP
 from sim.runtime.record import record

@@ -20,7 +20,7 @@ from sim.report.picture import STALL
 from sim.report.progress import Progress
 from sim.report.read import read_run, read_summary
 from sim.report.summary import RunSummary, summarize, summarize_run, to_json
-from tests.unit.scenarios import CHAIN, ROOT, TIGHT, TINY, sim, write
+from tests.unit.scenarios import CHAIN, PIPELINE, ROOT, TIGHT, TINY, sim, write
 
 MIB = 1 << 20
 OFFLOADED = TINY.partition("strategies:")[0] + "strategies:\n  activations: {offload: {what: activations}}\n"
@@ -44,6 +44,11 @@ def tight(folder: Path) -> Result:
 @pytest.fixture(scope="module")
 def tiny(folder: Path) -> Result:
     return simulate(load(write(folder, TINY, "tiny.yaml")))
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder: Path) -> Result:
+    return simulate(load(write(folder, PIPELINE, "pipeline.yaml")))
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +159,38 @@ def test_every_key_is_documented_and_every_documented_key_is_there(
     assert real - nullable == documented("## A strategy") - (optional - real)
 
 
-def test_a_summary_is_read_back_as_it_was(tiny: Result, tmp_path: Path) -> None:
-    run = summary(tiny)
-    file = tmp_path / "summary.json"
-    file.write_text(to_json(run), encoding="utf-8")
-    assert read_summary(file) == run
+def test_every_key_of_a_pipeline_rank_is_documented(pipeline: Result) -> None:
+    for strategy in json.loads(to_json(summary(pipeline)))["strategies"]:
+        assert len(strategy["stages"]) == 2
+        for stage in strategy["stages"]:
+            assert keys(stage) == documented("## A pipeline rank")
+
+
+def test_a_summary_is_read_back_as_it_was(tiny: Result, pipeline: Result, tmp_path: Path) -> None:
+    for result in (tiny, pipeline):
+        run = summary(result)
+        file = tmp_path / "summary.json"
+        file.write_text(to_json(run), encoding="utf-8")
+        assert read_summary(file) == run
+
+
+def test_a_pipeline_shows_its_worst_stage_and_its_bubble(pipeline: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    text = screen(summary(pipeline), 200, capsys)
+    for outcome in pipeline.outcomes:
+        assert outcome.bubble_fraction is not None
+        assert f"GiB in {outcome.worst.name}, " in text or f"MiB in {outcome.worst.name}, " in text
+        assert f"{100 * outcome.bubble_fraction:.1f}%" in text
+        assert outcome.worst.steady.device_bytes == max(rank.steady.device_bytes for rank in outcome.ranks)
+
+
+def test_a_pipeline_is_drawn_as_the_compute_lanes_of_its_stages(pipeline: Result) -> None:
+    from sim.api import shown_lanes
+    from sim.report.picture import picture_of
+
+    pictures = [picture_of(outcome, shown_lanes(outcome)) for outcome in pipeline.outcomes]
+    assert [lane.name for lane in pictures[0].lanes] == ["stage 0", "stage 1"]
+    assert [lane.name for lane in pictures[1].lanes] == ["stages 0, 2, 4", "stages 1, 3, 5"]
+    assert all({"forward", "backward"} <= set(lane.work) for picture in pictures for lane in picture.lanes)
 
 
 # -- the screen ------------------------------------------------------------------------------------------------------
@@ -263,7 +295,8 @@ def test_a_run_folder_is_compared_as_the_scenario_itself(folder: Path, tmp_path:
 
 
 def test_a_picture_read_back_has_the_same_peak_and_lanes(tiny: Result, folder: Path, tmp_path: Path) -> None:
-    from sim.report.picture import picture_of, shown_lanes
+    from sim.api import shown_lanes
+    from sim.report.picture import picture_of
 
     sim("run", write(folder, TINY, "tiny.yaml"), "--out", tmp_path)
     for outcome, (_, strategy, read) in zip(tiny.outcomes, read_run(tmp_path / "tiny")):

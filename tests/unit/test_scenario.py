@@ -137,6 +137,7 @@ def test_a_chain_needs_nothing_but_itself():
         forward_ns=(20_000,) * 3,
         backward_ns=(40_000,) * 3,
         recompute_ns=(20_000,) * 3,
+        weight_gradient_ns=(20_000,) * 3,
         exposed_communication_ns=10_000_000,
         recompute_communication_ns=0,
         shares_entry=True,

@@ -124,7 +124,7 @@ class Efficient(Op):
     @staticmethod
     def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         seed, offset = tape.empty((), "int64"), tape.empty((), "int64")
-        out, lse = _efficient_outputs(tape, q, k)
+        out, lse = _efficient_outputs(tape, q, k, v)
         return out, lse, offset, seed
 
     @staticmethod
@@ -154,14 +154,15 @@ class EfficientDropout(Efficient):
 
     @staticmethod
     def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return _efficient_outputs(tape, q, k)
+        return _efficient_outputs(tape, q, k, v)
 
 
-def _efficient_outputs(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _efficient_outputs(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp is computed for a backward only (recorded: none under no_grad)."""
     batch, heads, length, _ = q.shape
     out = tape.empty(q.shape, q.dtype, _token_major_strides(q))
-    wanted = scratch.round_up(length, 32) if tape.grad_enabled and (q.requires_grad or k.requires_grad) else 0
-    lse = tape.empty((batch, heads, wanted), "fp32")
+    rows = scratch.round_up(length, 32) if tape.records((q, k, v)) else 0
+    lse = tape.empty((batch, heads, rows), "fp32")
     tape.recorder.attention("aten::_efficient_attention_forward", _work(q, k, "efficient", False))
     return out, lse
 

@@ -29,6 +29,9 @@ class Op:
     saves_late: ClassVar[bool] = False
     """Functions written in Python save after forward has run, the others save their inputs before."""
 
+    splits: ClassVar[bool] = False
+    """Does work in both passes of a split backward, though it has no weight (the chain's layer)."""
+
     def __init_subclass__(cls) -> None:
         cls.number = Operators.number(f"{cls.aten} ({cls.node})" if cls.aten else cls.node)
 

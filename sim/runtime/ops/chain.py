@@ -19,6 +19,7 @@ class ChainLayer(Op):
     aten = "chain.layer"
     saved_outputs = (1,)
     not_differentiable = (1,)
+    splits = True
 
     @staticmethod
     def saved_inputs(node: Node, x: Tensor) -> tuple[Tensor, ...]:
@@ -36,7 +37,12 @@ class ChainLayer(Op):
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         config, number = node.attributes
-        tape.recorder.fixed("chain::backward", config.backward_ns[number])
+        weight_ns = config.weight_gradient_ns[number]
+        if tape.splits == "weight":
+            tape.recorder.fixed("chain::weight_gradient", weight_ns)
+        else:
+            whole_ns = config.backward_ns[number]
+            tape.recorder.fixed("chain::backward", whole_ns if tape.splits is None else whole_ns - weight_ns)
         return [_weightless(tape, node)]
 
 
@@ -68,4 +74,4 @@ def chain_layer(tape: Tape, x: Tensor, config: ChainConfig, number: int) -> Tens
 
 @rule("chain_entry")
 def chain_entry(tape: Tape, x: Tensor, entry_bytes: int) -> Tensor:
-    return tape.apply(ChainEntry, (x,), entry_bytes)
+    return tape.apply(ChainEntry, (x,), entry_bytes) if tape.recomputes else x

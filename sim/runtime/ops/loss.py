@@ -58,6 +58,5 @@ class NllLoss(Op):
 def cross_entropy(tape: Tape, logits: Tensor, targets: Tensor) -> Tensor:
     """Under autocast log_softmax keeps 16 bit (its dtype is passed explicitly) and nll_loss casts to fp32."""
     log_probabilities = tape.apply(LogSoftmax, (logits,))
-    if tape.autocast_dtype:
-        log_probabilities = to(tape, log_probabilities, "fp32")
-    return tape.apply_tuple(NllLoss, (log_probabilities, targets))[0]
+    inputs = to(tape, log_probabilities, "fp32") if tape.autocast_dtype else log_probabilities  # both live to the end
+    return tape.apply_tuple(NllLoss, (inputs, targets))[0]

@@ -13,12 +13,16 @@ from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, first, rule
 from sim.runtime.ops.pointwise import autocast_to
 from sim.runtime.ops.views import T, UnsafeView, View, reshape, view
+from sim.runtime.strides import Strides
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
 
 class Mm(Op):
-    """x [m, k] times w_t [k, n]. Saves w_t, then x (argument names mat2, self). Backward: dW, then dx."""
+    """x [m, k] times w_t [k, n]. Saves w_t, then x (argument names mat2, self). Backward: dW, then dx.
+
+    dW has the strides of w_t, which are the attribute (mm_mat2_backward).
+    """
 
     node = "MmBackward0"
     aten = "aten.mm"
@@ -28,7 +32,7 @@ class Mm(Op):
         return (w_t if x.requires_grad else None, x if w_t.requires_grad else None)
 
     @staticmethod
-    def forward(tape: Tape, x: Tensor, w_t: Tensor) -> Tensor:
+    def forward(tape: Tape, x: Tensor, w_t: Tensor, strides: Strides) -> Tensor:
         (m, k), n = x.shape, w_t.shape[1]
         return tape.matmul_out("aten::mm", m, n, k, x.dtype)
 
@@ -38,7 +42,7 @@ class Mm(Op):
         (m, k), n = node.metas[0][0], node.metas[1][0][1]
         result: Gradients = [None, None]
         if node.needs(1):
-            result[1] = tape.matmul_out("aten::mm", k, n, m, gradient.dtype)
+            result[1] = _weight_gradient(tape, node, k, n, m, gradient.dtype)
         if node.needs(0):
             result[0] = tape.matmul_out("aten::mm", m, k, n, gradient.dtype)
         return result
@@ -55,7 +59,7 @@ class Addmm(Op):
         return (x if w_t.requires_grad else None, w_t if x.requires_grad else None)
 
     @staticmethod
-    def forward(tape: Tape, bias: Tensor, x: Tensor, w_t: Tensor) -> Tensor:
+    def forward(tape: Tape, bias: Tensor, x: Tensor, w_t: Tensor, strides: Strides) -> Tensor:
         (m, k), n = x.shape, w_t.shape[1]
         return tape.matmul_out("aten::addmm", m, n, k, x.dtype)
 
@@ -67,8 +71,14 @@ class Addmm(Op):
         if node.needs(1):
             result[1] = tape.matmul_out("aten::mm", m, k, n, gradient.dtype)
         if node.needs(2):
-            result[2] = tape.matmul_out("aten::mm", k, n, m, gradient.dtype)
+            result[2] = _weight_gradient(tape, node, k, n, m, gradient.dtype)
         return result
+
+
+def _weight_gradient(tape: Tape, node: Node, k: int, n: int, rows: int, dtype: str) -> Tensor:
+    out = tape.matmul_out("aten::mm", k, n, rows, dtype)
+    (out.strides,) = node.attributes
+    return out
 
 
 class Bmm(Op):
@@ -136,11 +146,11 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     if bias is not None:
         folded = reshape(tape, x, (rows, x.shape[-1]))
         w_t = tape.apply(T, (weight,), 0, 1)
-        product = tape.apply(Addmm, (bias, folded, w_t))
+        product = tape.apply(Addmm, (bias, folded, w_t), w_t.strides)
         return view(tape, product, shape, View)
     w_t = tape.apply(T, (weight,), 0, 1)
     folded = reshape(tape, x, (rows, x.shape[-1]))
-    product = tape.apply(Mm, (folded, w_t))
+    product = tape.apply(Mm, (folded, w_t), w_t.strides)
     return view(tape, product, shape, UnsafeView)
 
 
@@ -152,7 +162,7 @@ def conv1d_linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor
         weight = autocast_to(tape, weight, tape.autocast_dtype)  # type: ignore[assignment]
         folded = autocast_to(tape, folded, tape.autocast_dtype)  # type: ignore[assignment]
         bias = autocast_to(tape, bias, tape.autocast_dtype)  # type: ignore[assignment]
-    product = tape.apply(Addmm, (bias, folded, weight))
+    product = tape.apply(Addmm, (bias, folded, weight), weight.strides)
     return view(tape, product, (*x.shape[:-1], weight.shape[1]), View)
 
 

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from sim.model.calls import Shape
-from sim.program.program import COMPUTE, Owner
+from sim.program.program import COMPUTE
 from sim.runtime import scratch
 from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
@@ -269,9 +269,9 @@ def empty(tape: Tape, shape: Shape, dtype: str) -> Tensor:
     return tape.empty(shape, dtype)
 
 
-@rule("workspace")
-def workspace(tape: Tape, shape: Shape, dtype: str) -> Tensor:
-    return tape.empty(shape, dtype, owner=Owner.WORKSPACE)
+@rule("global_buffer")
+def global_buffer(tape: Tape, elements: int, dtype: str) -> Tensor:
+    return tape.global_buffer(elements, dtype)
 
 
 @rule("compute")

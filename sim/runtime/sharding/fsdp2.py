@@ -64,6 +64,8 @@ class Unit:
         self.module_training = Training.IDLE
         self.positions: list[int] = []  # in post_forward_order
         self.reduces = True
+        self.stays_gathered = False
+        """With `reduces` false: keep the parameters for the next micro-batch (set_reshard_after_backward(False))."""
         self.forward_prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] | None = None
         self._to_run: set[Module] = set()
@@ -186,7 +188,8 @@ class Unit:
         recorder.host("fsdp_unit")
         self.reduction.add_to_accumulated()
         if not self.reduces:
-            self.group.drop()
+            if not self.stays_gathered:
+                self.group.drop()
             self.reduction.keep_unreduced()
             return
         owners, gradients = self.reduction.collect()

@@ -104,6 +104,8 @@ class ParameterGroup:
         """FSDPParam.all_gather_inputs: one shard, copied to the device and cast; None where it is taken as it is."""
         policy, tape, recorder = self.policy, self.tape, self.tape.recorder
         local: Tensor | None = None
+        if p.post_forward is not None:  # on the device and cast already
+            return None
         if policy.cpu_offload:
             local = tape.empty((p.shard_elements,), policy.original_dtype, stream=stream, owner=Owner.GATHERED)
             recorder.copy(HostCopy("host_to_device", local.bytes), stream)

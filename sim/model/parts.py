@@ -1,0 +1,48 @@
+"""Names of the parts of a layer that checkpointing may wrap, and where each implementation keeps them."""
+
+from __future__ import annotations
+
+from sim.model.config import ModelConfig
+
+PARTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("llama", "torchtitan"): {
+        "attention": ("attention",),
+        "mlp": ("feed_forward",),
+        "norm": ("attention_norm", "ffn_norm"),
+    },
+    ("llama", "transformers"): {
+        "attention": ("self_attn",),
+        "mlp": ("mlp",),
+        "norm": ("input_layernorm", "post_attention_layernorm"),
+    },
+    ("gpt", "transformers"): {"attention": ("attn",), "mlp": ("mlp",), "norm": ("ln_1", "ln_2")},
+    ("gpt", "megatron"): {
+        "attention": ("self_attention",),
+        "core_attention": ("self_attention.core_attention",),
+        "mlp": ("mlp",),
+        "norm": ("input_layernorm", "pre_mlp_layernorm"),
+    },
+}
+"""Dotted names of modules below a layer. nanoGPT's block, as recorded, is one function: it has no parts."""
+
+
+CONSUMERS: dict[tuple[str, str], dict[str, tuple[tuple[str, str], ...]]] = {
+    ("llama", "torchtitan"): {"norm": (("attention_norm", "attention"), ("ffn_norm", "feed_forward"))},
+    ("llama", "transformers"): {"norm": (("input_layernorm", "self_attn"), ("post_attention_layernorm", "mlp"))},
+    ("gpt", "transformers"): {"norm": (("ln_1", "attn"), ("ln_2", "mlp"))},
+    ("gpt", "megatron"): {
+        "norm": (("input_layernorm", "self_attention"), ("pre_mlp_layernorm", "mlp")),
+        "activation": (("mlp.activation_func", "mlp.linear_fc2"),),
+    },
+}
+"""Parts whose output may be discarded after the module that reads it has run: (part, reader), dotted below a layer."""
+
+
+def discardable_of(config: ModelConfig) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The parts of a layer whose output need not be kept, with their readers."""
+    return CONSUMERS.get((config.family, config.implementation), {})
+
+
+def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The parts that can be checkpointed inside a layer of this model, by name."""
+    return PARTS.get((config.family, config.implementation), {})

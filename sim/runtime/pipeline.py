@@ -1,0 +1,273 @@
+"""One rank of a pipeline: its stages' forwards and backwards in the schedule's order, and what moves between ranks.
+
+As torch.distributed.pipelining's stages: a graph per micro-batch, inputs that are leaves, a stage's output kept until
+its backward. Every transfer has its own event; a stage's compute waits for what it needs, NCCL's stream for what it
+sends. A sent tensor is let go when the next one goes the same way (1F1B waits for it then; the others at the end).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import Any, Protocol
+
+from sim.model.calls import Shape
+from sim.program.kernels import ITEM_BYTES, Transfer
+from sim.program.program import (
+    COMPUTE,
+    RECEIVE_NEXT,
+    RECEIVE_PREVIOUS,
+    SEND_NEXT,
+    SEND_PREVIOUS,
+    Owner,
+    Phase,
+    Row,
+)
+from sim.runtime.recorder import Operators
+from sim.runtime.schedules import Action, Kind, Step, orders, parts_of, with_transfers
+from sim.runtime.split_backward import SplitBackward
+from sim.runtime.tape import Tape
+from sim.runtime.templates import MicroBatch
+from sim.runtime.tensor import Tensor
+from sim.scenario.setup import Pipeline
+
+SEND, RECEIVE = Operators.number("pipeline::send"), Operators.number("pipeline::receive")
+EARLY = ("interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v")
+"""Schedules that receive as soon as possible (torch's _PipelineScheduleRuntime); the others right before they need it."""
+
+
+class Stage(Protocol):
+    """A part of the model on this rank."""
+
+    is_first: bool
+    is_last: bool
+
+    def first_input(self, micro_batch: int) -> Tensor | None:
+        """The first stage's input, if it needs a gradient."""
+
+    def forward(self, hidden: Tensor | None, micro_batch: int) -> tuple[Tensor, Any]:
+        """Hidden states (the last: the loss) and what else must live until the backward. `hidden` is what came in."""
+
+    def before_backward(self, is_last: bool) -> None:
+        """A backward begins; `is_last`: no further micro-batch comes in this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What is handed on: hidden states of this shape and dtype, and gradients like them.
+
+    `kept`: a buffer per micro-batch is made once and stays (PipelineStage); else at every receive (Megatron), where
+    also a stage's output is let go once it has been sent.
+    """
+
+    shape: Shape
+    dtype: str
+    kept: bool
+
+
+@dataclass(slots=True)
+class _Run:
+    """A micro-batch between its forward and its backward: the leaf that came in, what came out, what else is kept."""
+
+    leaf: Tensor | None
+    output: Tensor
+    rest: Any
+    kept: bool
+    """All activations: checkpointed regions do not recompute."""
+    split: SplitBackward | None = None
+
+
+@dataclass(slots=True)
+class PipelineRank:
+    """Rank `rank`; `stages` are its own, by number in the pipeline."""
+
+    tape: Tape
+    pipeline: Pipeline
+    micro_batches: int
+    rank: int
+    stages: dict[int, Stage]
+    wire: Wire
+    keeps: int
+    """So many micro-batches in flight per stage are not recomputed."""
+    steps: list[Step] = field(init=False)
+    _runs: dict[tuple[int, int], _Run] = field(init=False, default_factory=dict)
+    _buffers: dict[Action, Tensor] = field(init=False, default_factory=dict)  # by what is received
+    _arrived: dict[Action, int] = field(init=False, default_factory=dict)  # events
+    _made: dict[Action, Tensor] = field(init=False, default_factory=dict)  # to send, or for a stage of this rank
+    _sent: dict[int, tuple[Tensor, int]] = field(init=False, default_factory=dict)  # by stream
+    _returned: Counter[int] = field(init=False, default_factory=Counter)  # backwards done, by stage
+
+    def __post_init__(self) -> None:
+        self.steps = pipeline_steps(self.pipeline, self.micro_batches)[self.rank]
+
+    def _make_buffers(self) -> None:
+        """Buffers for everything that will be received, stage by stage: inputs first, then gradients."""
+        received = [step.action for step in self.steps if step.receives is not None]
+        for action in sorted(received, key=lambda a: (_receiving_stage(a), a.passes_back, a.micro_batch)):
+            self._buffers[action] = self._buffer(action)
+
+    def run(self, mark: Callable[[str], None]) -> None:
+        """All actions of a step; `mark` is told the end of each forward ("fwd3") and backward ("bwd3")."""
+        if self.wire.kept and not self._buffers:
+            with self.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
+                self._make_buffers()
+        for step in self.steps:
+            if step.receives is not None:
+                self._receive(step.action, step.receives)
+            elif step.sends is not None:
+                self._send(step.action, step.sends)
+            else:
+                self._compute(step.action)
+                mark(f"{'fwd' if step.action.kind is Kind.FORWARD else 'bwd'}{step.action.micro_batch}")
+        for _, sent in self._sent.values():
+            self.tape.recorder.wait(COMPUTE, sent)
+        self._sent.clear()
+        self._returned.clear()
+
+    # -- computing ---------------------------------------------------------------------------------------------
+    def _compute(self, action: Action) -> None:
+        if action.kind is Kind.FORWARD:
+            self._forward(action)
+        elif action.kind is Kind.BACKWARD:
+            self._backward(action)
+        elif action.kind is Kind.INPUT_GRADIENT:
+            self._input_gradient(action)
+        else:
+            self._weight_gradients(action)
+
+    def _forward(self, action: Action) -> None:
+        stage = self.stages[action.stage]
+        if stage.is_first:
+            leaf = stage.first_input(action.micro_batch)
+        else:
+            leaf = self._take(action._replace(stage=action.stage - 1)).detach()
+            leaf.requires_grad = True
+        in_order = self.pipeline.schedule != "breadth-first"
+        is_first = action.micro_batch == (0 if in_order else self.micro_batches - 1)
+        keeps = sum(run.kept for (number, _), run in self._runs.items() if number == action.stage) < self.keeps
+        self.tape.micro_batch = MicroBatch(action.micro_batch, is_first, in_order)
+        self.tape.recomputes = not keeps
+        output, rest = stage.forward(leaf, action.micro_batch)
+        self.tape.micro_batch, self.tape.recomputes = None, True
+        if not stage.is_last:
+            assert (output.shape, output.dtype) == (self.wire.shape, self.wire.dtype), "stages hand on something else"
+            self._made[action] = output.detach()
+        self._runs[action.stage, action.micro_batch] = _Run(leaf, output, rest, keeps)
+
+    def _backward(self, action: Action) -> None:
+        run = self._runs.pop((action.stage, action.micro_batch))
+        self._begin_backward(action)
+        self.tape.backward(run.output, self._incoming(action))
+        self._hand_back(action, run)
+
+    def _input_gradient(self, action: Action) -> None:
+        """A first stage without a leaf has nothing to hand back: its whole backward comes with the weights."""
+        run = self._runs[action.stage, action.micro_batch]
+        if run.leaf is None:
+            return
+        run.split = SplitBackward(self.tape, run.output, run.leaf)
+        run.split.input_gradient(self._incoming(action))
+        self._hand_back(action, run)
+
+    def _weight_gradients(self, action: Action) -> None:
+        run = self._runs.pop((action.stage, action.micro_batch))
+        self._begin_backward(action)
+        if run.split is None:
+            self.tape.backward(run.output, self._incoming(action))
+        else:
+            run.split.weight_gradients()
+
+    def _begin_backward(self, action: Action) -> None:
+        self._returned[action.stage] += 1
+        self.stages[action.stage].before_backward(self._returned[action.stage] == self.micro_batches)
+
+    def _incoming(self, action: Action) -> Tensor | None:
+        """The gradient of the output; None for the loss."""
+        if self.stages[action.stage].is_last:
+            return None
+        return self._take(Action(action.stage + 1, Kind.BACKWARD, action.micro_batch))
+
+    def _hand_back(self, action: Action, run: _Run) -> None:
+        if run.leaf is None:
+            return
+        gradient, run.leaf.grad = run.leaf.grad, None
+        assert gradient is not None
+        gradient.storage.belongs_to(Owner.ACTIVATION_GRADIENT)
+        if action.stage > 0:
+            self._made[action._replace(kind=Kind.BACKWARD)] = gradient
+
+    # -- moving ------------------------------------------------------------------------------------------------
+    def _take(self, made: Action) -> Tensor:
+        """What another stage has made, on this rank or received."""
+        if made in self._made:
+            return self._made.pop(made)
+        self.tape.recorder.wait(COMPUTE, self._arrived.pop(made))
+        return self._buffers[made] if self.wire.kept else self._buffers.pop(made)
+
+    def _buffer(self, action: Action) -> Tensor:
+        owner = Owner.ACTIVATION_GRADIENT if action.passes_back else Owner.ACTIVATION
+        return self.tape.empty(self.wire.shape, self.wire.dtype, owner=owner)
+
+    def _receive(self, action: Action, sender: int) -> None:
+        recorder = self.tape.recorder
+        with self._moving(action, RECEIVE):
+            if not self.wire.kept:
+                self._buffers[action] = self._buffer(action)
+            stream = RECEIVE_NEXT if self._goes_up(action) else RECEIVE_PREVIOUS
+            recorder.stream_waits_stream(stream, COMPUTE)
+            recorder.transfer(Row.RECEIVE, self._transfer(action, sender, self.rank), stream)
+            self._arrived[action] = recorder.record(stream)
+
+    def _send(self, action: Action, receiver: int) -> None:
+        recorder = self.tape.recorder
+        with self._moving(action, SEND):
+            stream = SEND_PREVIOUS if self._goes_up(action) else SEND_NEXT
+            before = self._sent.pop(stream, None)
+            if before is not None and self.pipeline.schedule == "1f1b":
+                recorder.wait(COMPUTE, before[1])
+            del before
+            payload = self._made.pop(action)
+            recorder.stream_waits_stream(stream, COMPUTE)
+            recorder.transfer(Row.SEND, self._transfer(action, self.rank, receiver), stream)
+            self._sent[stream] = payload, recorder.record(stream)
+            if not self.wire.kept and not action.passes_back:
+                run = self._runs[action.stage, action.micro_batch]
+                run.output = _without_bytes(self.tape, run.output)
+
+    @contextmanager
+    def _moving(self, action: Action, operator: int) -> Iterator[None]:
+        with self.tape.phase(Phase.BACKWARD if action.passes_back else Phase.FORWARD, Owner.OTHER):
+            self.tape.recorder.operator(operator)
+            yield
+
+    def _goes_up(self, action: Action) -> bool:
+        """To the rank before: gradients do, on a V's way back hidden states do."""
+        on_way_back = self.pipeline.folded and action.stage - action.passes_back >= self.pipeline.degree
+        return action.passes_back != on_way_back
+
+    def _transfer(self, action: Action, sender: int, receiver: int) -> Transfer:
+        size = prod(self.wire.shape) * ITEM_BYTES[self.wire.dtype]
+        return Transfer(size, sender, receiver, action.stage, action.micro_batch, action.passes_back)
+
+
+@cache
+def pipeline_steps(pipeline: Pipeline, micro_batches: int) -> list[list[Step]]:
+    """What every rank does in a step."""
+    made = orders(pipeline.schedule, pipeline.degree, micro_batches, pipeline.chunks)
+    parts = parts_of(pipeline.degree, pipeline.chunks, pipeline.folded)
+    return with_transfers(made, parts, early=pipeline.schedule in EARLY)
+
+
+def _receiving_stage(action: Action) -> int:
+    return action.stage - 1 if action.passes_back else action.stage + 1
+
+
+def _without_bytes(tape: Tape, output: Tensor) -> Tensor:
+    """Megatron's deallocate_output_tensor: the graph without the bytes; one element stays."""
+    empty = tape.empty((1,), output.dtype, owner=Owner.ACTIVATION)
+    empty.node, empty.output_index, empty.requires_grad = output.node, output.output_index, True
+    return empty

@@ -1,0 +1,115 @@
+"""torch.utils.checkpoint(use_reentrant=True): a function of its own on the tape, whose backward runs a backward inside.
+
+Forward runs without gradients and saves the tensor inputs. Backward runs the whole region again on detached inputs
+(there is no early stop) and walks its graph back; the region's output is allocated again and lives until the inner walk
+has ended, and so does the incoming gradient, so that the first accumulation in a residual block cannot be in place
+(torch/utils/checkpoint.py, CheckpointFunction; Megatron's tensor_parallel.checkpoint is the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from sim.program.program import PHASE_SHIFT, Owner, Phase
+from sim.runtime.autograd import Gradients, Node, run_backward
+from sim.runtime.ops.base import Op
+from sim.runtime.tape import Tape
+from sim.runtime.tensor import Tensor
+
+
+class _Function:
+    """The region's function with the arguments that are not saved, and the autocast dtype of its forward.
+
+    It lives as long as its node on the tape, until the loss dies.
+    """
+
+    def __init__(self, tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: bool) -> None:
+        self.function = function
+        self.autocast_dtype = tape.autocast_dtype
+        self.others = [None if isinstance(a, Tensor) and not (keywords and i) else a for i, a in enumerate(arguments)]
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        rest = iter(tensors)
+        return self.function(*(next(rest) if other is None else other for other in self.others))
+
+
+class _Checkpoint(Op):
+    """CheckpointFunction."""
+
+    node = "CheckpointFunctionBackward"
+    saves_late = True
+
+    @staticmethod
+    def saved_inputs(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+        for tensor in inputs:
+            if tensor.requires_grad:
+                tensor.storage.belongs_to(Owner.CHECKPOINT)
+        return inputs
+
+    @staticmethod
+    def forward(tape: Tape, *arguments: Any) -> Any:
+        *tensors, function = arguments
+        with tape.grad_mode(False):
+            return function(*tensors)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        function = node.attributes[0]
+        inputs = detached(node, saved)
+        output = rerun(tape, function, inputs, function.autocast_dtype)
+        return backward_inside(tape, inputs, output, gradients)
+
+
+def detached(node: Node, saved: list[Any]) -> list[Tensor]:
+    """What was saved, as leaves of a graph of its own (detach_variable)."""
+    inputs = [tensor.detach() for tensor in saved]
+    for index, tensor in enumerate(inputs):
+        tensor.requires_grad = node.needs(index)
+    return inputs
+
+
+def rerun(tape: Tape, function: Callable[..., Any], inputs: list[Tensor], autocast_dtype: str | None) -> Tensor:
+    """Run a region again, with gradients."""
+    recorder = tape.recorder
+    before = recorder.base, recorder.where, recorder.default_owner
+    recorder.resume(recorder.base & ((1 << PHASE_SHIFT) - 1) | Phase.RECOMPUTE << PHASE_SHIFT)
+    recorder.default_owner = int(Owner.RECOMPUTED)
+    recorder.host("checkpoint_region")
+    with tape.grad_mode(True), tape.autocast(autocast_dtype) if autocast_dtype else nullcontext():
+        output = Tensor.of(function(*inputs))
+    recorder.base, recorder.where, recorder.default_owner = before
+    return output
+
+
+def backward_inside(tape: Tape, inputs: list[Tensor], output: Tensor, gradients: Gradients) -> Gradients:
+    """torch.autograd.backward(output, gradients) inside a backward: the gradients of `inputs`."""
+    recorder = tape.recorder
+    before = recorder.base, recorder.where, recorder.default_owner
+    incoming = gradients[0]
+    assert incoming is not None
+    if output.node is not None:
+        run_backward(tape, output.node, [incoming.detach()])  # a second holder: the caller keeps its own
+    recorder.base, recorder.where, recorder.default_owner = before
+    gradients.clear()
+    results = [tensor.grad for tensor in inputs]
+    for gradient in results:
+        if gradient is not None:
+            gradient.storage.belongs_to(recorder.default_owner)
+    return results
+
+
+def checkpoint_reentrant(
+    tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: bool = False
+) -> Any:
+    """Run `function(*arguments)` as a region. `None` cannot be an argument.
+
+    `keywords`: all arguments but the first are passed by keyword. The reentrant form takes none, so that callers bind
+    them to the function, and they are not saved but held.
+    """
+    if tape.grad_enabled:
+        tape.recorder.host("checkpoint_region")
+    bound = _Function(tape, function, arguments, keywords)
+    tensors = tuple(a for a, other in zip(arguments, bound.others) if other is None)
+    return tape.apply(_Checkpoint, tensors, bound)

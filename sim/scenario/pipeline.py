@@ -1,0 +1,96 @@
+"""Pipeline stages: do schedule, chunks, placement and micro-batches fit the model and the rest of the scenario?"""
+
+from __future__ import annotations
+
+from sim.model.config import ChainConfig, ModelConfig
+from sim.scenario.document import Document
+from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, PipelineSection
+from sim.scenario.setup import SPLITS_BACKWARD, Pipeline
+
+AnyModel = ModelConfig | ChainConfig
+
+FIXED_CHUNKS = {"gpipe": 1, "1f1b": 1, "zb-v": 2, "dualpipe-v": 2}
+"""Stages per rank of the schedules that do not leave them open."""
+USUAL_CHUNKS = {"interleaved": 2, "breadth-first": 2}
+CUT_IMPLEMENTATIONS = ("torchtitan", "nanogpt", "megatron")
+
+PATH = ("parallel", "pipeline")
+
+
+def resolve_pipeline(
+    document: Document, section: PipelineSection, model: AnyModel, batch: BatchSection,
+    checkpoint: CheckpointSection | None, fsdp: FsdpSection | None,
+) -> Pipeline | None:  # fmt: skip
+    """The pipeline of valid sections, or None with problems noted on the document."""
+    before = len(document.problems)
+    schedule = section.schedule
+    chunks = section.virtual or FIXED_CHUNKS.get(schedule) or USUAL_CHUNKS.get(schedule, 1)
+    if chunks != FIXED_CHUNKS.get(schedule, chunks):
+        fixed = FIXED_CHUNKS[schedule]
+        message = f"{schedule} has {fixed} stage{'s' * (fixed > 1)} per rank"
+        other = ": interleaved takes any number" if fixed == 1 else ""
+        document.problem((*PATH, "virtual"), message + other)
+    _check_micro_batches(document, section, batch.accumulation)
+    if isinstance(model, ModelConfig):
+        _check_model(document, schedule, model, checkpoint, fsdp)
+    placement = _placement(document, section, section.degree * chunks, model.layers)
+    if len(document.problems) > before or placement is None:
+        return None
+    return Pipeline(degree=section.degree, schedule=schedule, chunks=chunks, placement=placement)
+
+
+def _check_micro_batches(document: Document, section: PipelineSection, count: int) -> None:
+    """Interleaved schedules go in rounds of equal size; DualPipeV needs twice as many micro-batches as ranks."""
+    path, ranks = ("batch", "accumulation"), section.degree
+    if section.schedule in ("interleaved", "zb-h1"):
+        rounds = max(1, count // ranks)
+        if count < ranks and section.schedule == "interleaved":
+            document.problem(path, f"interleaved needs at least as many micro-batches as ranks ({ranks})", show=False)
+        elif count % rounds:
+            message = f"{count} micro-batches cannot go in {rounds} equal rounds: take a multiple of {ranks}"
+            document.problem(path, message, show=False)
+    if section.schedule == "dualpipe-v" and count < 2 * ranks:
+        document.problem(path, f"dualpipe-v needs at least {2 * ranks} micro-batches (2 per rank)", show=False)
+
+
+def _check_model(
+    document: Document,
+    schedule: str,
+    model: ModelConfig,
+    checkpoint: CheckpointSection | None,
+    fsdp: FsdpSection | None,
+) -> None:
+    """What cannot be cut, and what a split backward cannot have around it."""
+    if model.implementation not in CUT_IMPLEMENTATIONS:
+        known = ", ".join(CUT_IMPLEMENTATIONS)
+        message = f"{model.implementation} models are not cut into stages: take one of {known}"
+        document.problem(("model", "implementation"), message, show=False)
+    if schedule not in SPLITS_BACKWARD:
+        return
+    for other, name in ((checkpoint, "checkpoint"), (fsdp, "fsdp")):
+        if other is not None:
+            document.problem((*PATH, "schedule"), f"splits backwards, which is not modelled together with {name}")
+
+
+def _placement(document: Document, section: PipelineSection, stages: int, layers: int) -> tuple[int, ...] | None:
+    """Layers of every stage."""
+    path = (*PATH, "placement")
+    given = section.placement
+    if isinstance(given, tuple):
+        if len(given) != stages:
+            document.problem(path, f"{len(given)} entries, but there are {stages} stages", show=False)
+        elif sum(given) != layers:
+            document.problem(path, f"{sum(given)} layers, but the model has {layers}", show=False)
+        return given
+    if stages > layers:
+        document.problem((*PATH, "degree"), f"{stages} stages are more than the model's {layers} layers", show=False)
+        return None
+    return balanced(layers, stages)
+
+
+def balanced(layers: int, stages: int) -> tuple[int, ...]:
+    """Equal numbers; what is left over goes to the second stage and on: the first holds most micro-batches, and the
+    last has the head."""
+    left = layers % stages
+    extra = [*range(1, stages), 0][:left]
+    return tuple(layers // stages + (stage in extra) for stage in range(stages))

@@ -1,0 +1,92 @@
+"""Orders of pipeline actions equal those of torch.distributed.pipelining's own generators.
+
+recordings/pipeline_orders.json holds them without idle steps; for 8 ranks their SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.runtime.schedules import SCHEDULES, Kind, Step, in_flight, orders, parts_of, with_transfers
+
+CASES: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "recordings" / "pipeline_orders.json").read_text(encoding="utf-8")
+)
+
+
+def name_of(case: dict[str, Any]) -> str:
+    return f"{case['schedule']} p{case['ranks']} m{case['micro_batches']} v{case['chunks']}"
+
+
+def orders_of(case: dict[str, Any]) -> list[str]:
+    made = orders(case["schedule"], case["ranks"], case["micro_batches"], case["chunks"])
+    return [" ".join(map(str, order)) for order in made]
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_actions_come_in_torchs_order(case: dict[str, Any]) -> None:
+    if "orders" in case:
+        assert orders_of(case) == case["orders"]
+    else:
+        assert hashlib.sha256("\n".join(orders_of(case)).encode()).hexdigest() == case["sha256"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case["in_flight"]], ids=name_of)
+def test_as_many_micro_batches_are_in_flight(case: dict[str, Any]) -> None:
+    made = orders(case["schedule"], case["ranks"], case["micro_batches"], case["chunks"])
+    assert [[in_flight(order), in_flight(order, until_weights=True)] for order in made] == case["in_flight"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "with_transfers" in case], ids=name_of)
+def test_transfers_stand_where_torch_posts_them(case: dict[str, Any]) -> None:
+    made = orders(case["schedule"], case["ranks"], case["micro_batches"])
+    steps = with_transfers(made, parts_of(case["ranks"], 1), early=False)
+    assert [" ".join(map(_text, rank)) for rank in steps] == case["with_transfers"]
+
+
+def _text(step: Step) -> str:
+    kind = "" if step.computes else "SEND_" if step.sends is not None else "RECV_"
+    return f"{kind}{step.action.kind.value}{step.action.micro_batch}"
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_in_flight_counts_follow_their_formulas(p: int) -> None:
+    for m in (p, 2 * p, 4 * p):
+        for r, order in enumerate(orders("1f1b", p, m)):
+            assert in_flight(order) == min(m, p - r)
+        assert {in_flight(order) for order in orders("gpipe", p, m)} == {m}
+        for v in (1, 2, 3):
+            for r, order in enumerate(orders("interleaved", p, m, v)):
+                assert in_flight(order) == min(v * m, (v - 1) * p + 2 * (p - 1 - r) + 1)
+            assert {in_flight(order) for order in orders("breadth-first", p, m, v)} == {v * m}
+        for r, order in enumerate(orders("zb-h1", p, m)):
+            assert (in_flight(order), in_flight(order, until_weights=True)) == (p - r, p)
+
+
+def test_deepspeeds_first_stage_holds_four_of_eight() -> None:
+    """deepspeedai/DeepSpeed#2800: 4 stages, 8 micro-batches; the old code allowed 5."""
+    assert in_flight(orders("1f1b", 4, 8)[0]) == 4
+
+
+@pytest.mark.parametrize(("p", "v", "rank"), [(4, 2, 0), (4, 2, 3), (8, 3, 2)])
+def test_megatrons_warm_up(p: int, v: int, rank: int) -> None:
+    """NVIDIA/Megatron-LM#169: (p - rank - 1) * 2 + (v - 1) * p forwards before the first backward follows one."""
+    order = orders("interleaved", p, 4 * p, v)[rank]
+    first = next(i for i, action in enumerate(order) if action.kind is Kind.BACKWARD)
+    assert first - 1 == (p - rank - 1) * 2 + (v - 1) * p
+
+
+def test_orders_that_wait_for_each_other_are_refused() -> None:
+    crossed = orders("1f1b", 2, 2)
+    crossed[1].reverse()
+    with pytest.raises(ValueError, match="wait for each other: rank 0 at 0B0, rank 1 at 1B1"):
+        with_transfers(crossed, parts_of(2, 1), early=True)
+
+
+def test_every_schedule_has_cases() -> None:
+    assert {case["schedule"] for case in CASES} == set(SCHEDULES)
