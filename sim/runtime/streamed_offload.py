@@ -52,6 +52,12 @@ class _Leaving:
         self.fetched: Tensor | None = None
         self.uses = 0
 
+    def let_go(self) -> None:
+        """One saved tensor less needs it."""
+        self.uses -= 1
+        if not self.uses:
+            self.on_device = self.on_host = self.fetched = None
+
     @property
     def is_away(self) -> bool:
         """Only the host has it."""
@@ -60,12 +66,15 @@ class _Leaving:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A saved tensor as a view of what leaves."""
+    """A saved tensor as a view of what leaves. Once its node has let all of them go, so does the layer."""
 
     leaving: _Leaving
     shape: Shape
     dtype: str
     strides: Strides
+
+    def __del__(self) -> None:
+        self.leaving.let_go()
 
 
 class Streams:
@@ -162,7 +171,4 @@ class LayerHook:
             self.streams.tape.recorder.wait(COMPUTE, leaving.event)
         assert held is not None
         tensor = Tensor(held.storage, packed.shape, packed.dtype, packed.strides)
-        leaving.uses -= 1
-        if not leaving.uses:
-            leaving.on_device = leaving.on_host = leaving.fetched = None
         return tensor
