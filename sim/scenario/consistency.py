@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from sim.hardware.catalogue import Cluster
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.allocator.parse import SettingsError
 from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.document import Document
-from sim.scenario.schema import BatchSection, CheckpointSection, FsdpSection, OffloadSection, PrecisionSection
+from sim.scenario.schema import BatchSection, FsdpSection, PrecisionSection
 
 AnyModel = ModelConfig | ChainConfig
 
@@ -23,40 +21,6 @@ def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> Non
         document.problem(path, f"the model has {model.max_positions} learned positions (model.max_positions)")
     else:
         document.warning(path, f"the model was made for {model.max_positions} positions")
-
-
-def check_offload(
-    document: Document, offload: OffloadSection, checkpoint: CheckpointSection | None, model: AnyModel
-) -> None:
-    """What leaves must exist, and what is said about side streams needs them."""
-    if isinstance(model, ChainConfig):
-        document.problem(("offload",), "a chain has no tensors to offload", show=False)
-        return
-    if offload.what == "checkpoint_inputs" and checkpoint is None:
-        document.problem(("offload", "what"), "nothing is checkpointed: add checkpoint: {}, or offload activations")
-    if isinstance(offload.layers, tuple) and (beyond := [n for n in offload.layers if n >= model.layers]):
-        document.problem(("offload", "layers", offload.layers.index(beyond[0])), f"layers are 0 to {model.layers - 1}")
-    _check_offload_streams(document, offload)
-
-
-def _check_offload_streams(document: Document, offload: OffloadSection) -> None:
-    side = offload_streams(offload) == "side"
-    if offload.what == "saved_tensors" and side:
-        document.problem(("offload", "streams"), "save_on_cpu copies in the compute stream: use what: activations")
-    if offload.what == "activations" and not side:
-        document.problem(("offload", "streams"), "activations leave on side streams: use what: saved_tensors")
-    if side and not offload.pinned:
-        document.problem(("offload", "pinned"), "pageable copies hold up the host: side streams need pinned memory")
-    if not offload.pinned and offload.pinned_pool and "pinned_pool" in offload.model_fields_set:
-        document.problem(("offload", "pinned_pool"), "there is no pinned memory to keep: pinned is false")
-    for name in ("look_ahead", "in_flight", "above"):
-        if getattr(offload, name) is not None and not side:
-            document.problem(("offload", name), "needs streams: side")
-
-
-def offload_streams(offload: OffloadSection) -> Literal["compute", "side"]:
-    """Where copies run, if the section does not say."""
-    return offload.streams or ("side" if offload.what == "activations" else "compute")
 
 
 def check_fsdp(document: Document, fsdp: FsdpSection) -> None:

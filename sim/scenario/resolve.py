@@ -23,12 +23,11 @@ from sim.scenario.consistency import (
     check_allocator,
     check_batch,
     check_fsdp,
-    check_offload,
     check_precision,
-    offload_streams,
 )
 from sim.scenario.document import Document
 from sim.scenario.load import OVERRIDES
+from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.schema import (
@@ -38,7 +37,6 @@ from sim.scenario.schema import (
     FsdpSection,
     HostSection,
     ModelSection,
-    OffloadSection,
     OptimizerSection,
     ParallelSection,
     PipelineSection,
@@ -46,10 +44,8 @@ from sim.scenario.schema import (
     RegionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Region, Scenario, Setup
+from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Region, Scenario, Setup
 
-KEPT_BELOW_BYTES = 1024
-"""Smaller tensors are not worth a copy: torchtune's min_offload_size."""
 CHAIN_GPU = "h100-sxm-80gb"
 """What a chain runs on where no cluster is given; its times are given, so only the memory matters."""
 
@@ -99,7 +95,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
-        check_offload(document, offload, checkpoint, model)
+        check_offload(document, offload, checkpoint is not None, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -122,7 +118,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         profile=sections.get("profile"),
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
-        offload=_offload(offload, model.layers),
+        offload=resolve_offload(offload, model.layers),
     )
 
 
@@ -258,27 +254,6 @@ def _checkpoint(section: CheckpointSection | None, model_layers: int) -> Checkpo
 
 def _region(section: RegionSection) -> Region:
     return Region(**{**section.model_dump(), "save": tuple(section.save)})
-
-
-def _offload(section: OffloadSection | None, layers: int) -> Offload | None:
-    """Layers by number; None where the whole forward is meant."""
-    if section is None:
-        return None
-    chosen = section.layers or {"activations": "all_but_last", "checkpoint_inputs": "all"}.get(section.what)
-    if isinstance(chosen, str):
-        share = chosen.removeprefix("ratio ")
-        count = {"all": layers, "all_but_last": layers - 1}.get(chosen)
-        chosen = tuple(range(round(float(share) * layers) if count is None else count))
-    return Offload(
-        what=section.what,
-        layers=chosen,
-        pinned=section.pinned,
-        pinned_pool=section.pinned_pool,
-        streams=offload_streams(section),
-        look_ahead=1 if section.look_ahead is None else section.look_ahead,
-        in_flight=section.in_flight or 5,
-        above_bytes=KEPT_BELOW_BYTES if section.above is None else section.above,
-    )
 
 
 def _host(section: HostSection) -> Host:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from sim.scenario.kinds import (
     Bandwidth,
@@ -24,7 +24,6 @@ from sim.scenario.kinds import (
     MicroBatches,
     Names,
     Nodes,
-    OffloadedLayers,
     Placement,
     PositiveNumber,
     Probability,
@@ -36,14 +35,10 @@ from sim.scenario.kinds import (
     Tokens,
     Version,
 )
+from sim.scenario.offload import OffloadSection
+from sim.scenario.section import Section
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-
-
-class Section(BaseModel):
-    """A part of a scenario: unknown fields are problems, and nothing is converted silently."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 class ChainSection(Section):
@@ -247,7 +242,7 @@ class OptimizerSection(Section):
 class RegionSection(Section):
     """How a layer is checkpointed. {}: all of it, non-reentrant."""
 
-    save: list[str] = []
+    save: list[str] = []  # noqa: RUF012 (pydantic copies defaults)
     """Selective: outputs to keep instead of recomputing: attention, every_second_matmul, or aten names such as
     aten.mm. Default: [], recompute everything."""
     inside: Names = ()
@@ -306,39 +301,12 @@ class CheckpointSection(RegionSection):
     (Korthikanti et al. 2022, appendix C). Default: 0, recompute all."""
 
 
-class OffloadSection(Section):
-    """Saved tensors wait for backward in host memory. `offload: null`: none (the default)."""
-
-    what: Literal["saved_tensors", "checkpoint_inputs", "activations"]
-    """saved_tensors: torch's save_on_cpu, every saved tensor, weights and duplicates too; checkpoint_inputs: what
-    checkpointed layers keep; activations: what layers save other than parameters and buffers, on side streams."""
-    layers: OffloadedLayers | None = None
-    """Which layers: all, all_but_last, ratio 0.5 (the first half), or a list of numbers from 0. Default: all_but_last
-    for activations, all for checkpoint_inputs; for saved_tensors the whole forward, embedding and loss too."""
-    pinned: bool = True
-    """Page-locked host memory; without it copies are several times slower and hold up the host. Default: true."""
-    pinned_pool: bool = True
-    """Pinned memory is kept and used again, as PyTorch does; false: every tensor is pinned anew (about 3 ms each).
-    Default: true."""
-    streams: Literal["compute", "side"] | None = None
-    """compute: copies run in the compute stream, and the host waits for those that leave, as save_on_cpu's; side: on
-    streams of their own. Default: side for activations, compute for the others."""
-    look_ahead: CountOrZero | None = None
-    """With side streams: layers fetched before backward reaches them; 0: each tensor when it is asked for.
-    Default: 1."""
-    in_flight: Count | None = None
-    """With side streams: tensors that may leave at a time; a further one makes compute wait for the oldest.
-    Default: 5."""
-    above: Bytes | None = None
-    """With side streams: smaller tensors stay on the device, e.g. 1 MiB. Default: 1 KiB."""
-
-
 class HostSection(Section):
     """The training script's thread."""
 
     framework: str = "eager"
     """Name of the host-cost profile. Default: eager."""
-    sync: list[Literal["loss", "clip"]] = ["loss"]
+    sync: list[Literal["loss", "clip"]] = ["loss"]  # noqa: RUF012 (pydantic copies defaults)
     """Where the loop waits for the GPU: loss (loss.item()), clip (reading the norm). Default: [loss]."""
 
 

@@ -277,3 +277,23 @@ def test_both_ways_at_once_an_a100_copies_24_gb_per_s_out_and_12_back() -> None:
     capacity = [links.device_to_host_bytes_per_s, links.host_to_device_bytes_per_s, links.shared_bytes_per_s]
     out, back = share([capacity[DOWN - DOWN], capacity[UP - DOWN]], [(0, 2), (1, 2)], capacity, [DOWN_WEIGHT, 1])
     assert 24e9 < out < 25e9 and 11e9 < back < 13e9
+
+
+# -- in a pipeline -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])
+@pytest.mark.parametrize("what", ["activations, layers: all", "saved_tensors", "saved_tensors, layers: all"])
+def test_every_stage_of_a_pipeline_gets_back_what_left(what: str, schedule: str) -> None:
+    text = f"""
+model: {{preset: llama-tiny, implementation: torchtitan, layers: 8}}
+cluster: {{gpu: h100, gpus_per_node: 4}}
+batch: {{micro_batch: 1, seq_len: 256, accumulation: 8}}
+precision: {{parameters: bf16, compute: bf16}}
+parallel: {{pipeline: {{degree: 4, schedule: {schedule}}}}}
+offload: {{what: {what}}}
+"""
+    outcome = run("", text)
+    assert len(outcome.ranks) == 4
+    for rank in outcome.ranks:
+        out, back = (copied(rank.program, way) for way in ("device_to_host", "host_to_device"))
+        assert out and rank.program.host_used[-1] == 0
+        assert sum(back) <= sum(out) if "activations" in what else set(back) == set(out)
