@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.report.files import FILES
+from sim.report.offload import host_footnote, offload_columns, offload_explanation
 from sim.report.summary import Evidence, OutOfMemory, RunSummary, StrategySummary
 from sim.report.tables import LONGEST_NAME, Column, strategy_tables
 from sim.report.words import (
@@ -54,6 +55,7 @@ def show_run(console: Console, run: RunSummary, folders: Sequence[Path] = ()) ->
         ("strategy", main_columns(run.strategies, signs)),
         ("time", TIME_COLUMNS),
         (f"{Unit.of(run.strategies).name}, first {signs.arrow} later", memory_columns(run.strategies, signs)),
+        ("offload", offload_columns(BAD)),
     ):
         for table in strategy_tables(heading, run.strategies, columns, console.width):
             console.print(table, "")
@@ -198,6 +200,7 @@ def explanation(s: StrategySummary, unit: Unit) -> Text:
         text.append(f" {note}")
     if s.oom is not None:
         text.append(" " + out_of_memory_text(s.oom), style=BAD)
+    text.append(offload_explanation(s, BAD))
     return text
 
 
@@ -216,6 +219,7 @@ def footnotes(run: RunSummary) -> Iterator[str]:
     yield from _said_once(run.strategies, lambda s: _evidence("Times", s.labels["time"]))
     yield from _parameter_bytes(run.strategies)
     yield from _said_once(run.strategies, _capacity)
+    yield from dict.fromkeys(host_footnote(s) for s in run.strategies if s.offload is not None)
     if any(s.tokens_per_step for s in run.strategies):
         yield f"MFU: {run.mfu_formula}. HFU adds recomputed FLOPs."
 

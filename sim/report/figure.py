@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from sim.program.program import OWNER_LABELS, Owner
-from sim.report.picture import COMMUNICATION, COPY_IN, Picture
+from sim.program.program import OWNER_LABELS, Ints, Owner
+from sim.program.world import Floats
+from sim.report.picture import COMMUNICATION, COPY_IN, STALL, Picture
 from sim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ OWNER_COLOURS = {
     Owner.OTHER: "#BBBBBB",
 }
 """From the bottom of the stack to its top: what stays, then what comes and goes."""
+HOST_COLOUR = "#7A4A1E"
 STACK = {OWNER_LABELS[owner]: colour for owner, colour in OWNER_COLOURS.items()}
 
 WORK_COLOURS = {
@@ -70,6 +72,9 @@ WORK_COLOURS = {
     "tensor_parallel": "#117733",
     "data_parallel": "#999933",
     COMMUNICATION: "#332288",
+    "device_to_host": "#AA7744",
+    "host_to_device": "#D9B26A",
+    STALL: "#CC3311",
 }
 
 
@@ -117,6 +122,8 @@ def draw_memory(axes: Axes, picture: Picture, top: int, compact: bool = False) -
     axes.step(times, reserved, where="post", color="black", linewidth=1.1, linestyle=(0, (1, 1)))
     if not compact:
         _note(axes, "reserved", (picture.step_ms, reserved[-1]), (-4, -3), ha="right", va="top")
+    if picture.host is not None:
+        _draw_host(axes, picture, *picture.host, unit, compact)
     _draw_capacity(axes, picture, top, unit)
     axes.set_ylim(0, top / unit * 1.16)
     axes.set_xlim(0, picture.step_ms)
@@ -133,6 +140,16 @@ def draw_memory(axes: Axes, picture: Picture, top: int, compact: bool = False) -
 def _note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> None:
     """Words beside a point, `shift` in points."""
     axes.annotate(text, at, shift, textcoords="offset points", **{"fontsize": 8.5, **look})
+
+
+def _draw_host(axes: Axes, picture: Picture, times_ms: Floats, used: Ints, unit: int, compact: bool) -> None:
+    """What lies in host memory instead: a line of its own over the stack."""
+    heights = np.append(used, used[-1:]) / unit
+    axes.step(np.append(times_ms, picture.step_ms), heights, where="post", color=HOST_COLOUR, linewidth=1.3)
+    if not compact:
+        at = int(np.argmax(used))
+        text = f"{format_bytes(int(used[at]))} in host memory"
+        _note(axes, text, (times_ms[at], heights[at]), (4, 3), color=HOST_COLOUR, bbox=PLAIN)
 
 
 def _draw_capacity(axes: Axes, picture: Picture, top: int, unit: int) -> None:

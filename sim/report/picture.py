@@ -11,19 +11,21 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sim.api import Outcome
-from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, STREAM_NAMES, Ints, Phase
+from sim.program.program import ALL_GATHER_COPY_IN, COMPUTE, DEVICE_TO_HOST, STREAM_NAMES, Ints, Phase
 from sim.program.world import Floats
 from sim.report.words import place, short_op
-from sim.timeline.clock import memory_clock, step_windows
-from sim.timeline.lanes import Bools, Lanes, merged, total
+from sim.timeline.clock import host_memory_curve, memory_clock, step_windows
+from sim.timeline.lanes import Bools, Lanes, merged, total, without
 
+LANE_NAMES = {"device_to_host": "to host", "host_to_device": "from host"}
 BINS = 2400
 """Instants that a curve keeps: more than a figure has pixels."""
 LANE_BINS, SHADES = 900, 8
 """Instants that a lane keeps, one per pixel of its figure, and the shares of one that are told apart."""
 SHORTEST_LANE = 1e-4
 """Of a step: a stream that is busy for less is left out."""
-COMMUNICATION, COPY_IN = "communication", "copy-in"
+COMMUNICATION, COPY_IN, STALL = "communication", "copy-in", "waits for a copy"
+"""Kinds of work that are no phase. A stall: a copy runs, and no kernel computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +57,15 @@ class Picture:
     peak_ms: float
     peak_bytes: int
     peak_place: str
+    host: tuple[Floats, Ints] | None
+    """Bytes that the rank has in host memory, and when from; None where it is not known."""
     lanes: tuple[Lane, ...]
 
     @property
     def top_bytes(self) -> int:
         """The highest point of all curves."""
-        return max(self.peak_bytes, int(self.reserved_bytes.max(initial=0)))
+        on_host = 0 if self.host is None else int(self.host[1].max(initial=0))
+        return max(self.peak_bytes, int(self.reserved_bytes.max(initial=0)), on_host)
 
 
 def save_picture(file: BinaryIO, picture: Picture) -> None:
@@ -69,6 +74,8 @@ def save_picture(file: BinaryIO, picture: Picture) -> None:
     arrays |= {f"owner {number}": curve for number, curve in enumerate(picture.owners.values())}
     works = [(row, kind, spans) for row, lane in enumerate(picture.lanes) for kind, spans in lane.work.items()]
     arrays |= {f"work {number}": spans for number, (_, _, spans) in enumerate(works)}
+    if picture.host is not None:
+        arrays |= {"host times_ms": picture.host[0], "host bytes": picture.host[1]}
     header = {name: getattr(picture, name) for name in PLAIN_FIELDS}
     header |= {"owners": list(picture.owners), "lanes": [lane.name for lane in picture.lanes]}
     header |= {"works": [(row, kind) for row, kind, _ in works]}
@@ -85,6 +92,7 @@ def load_picture(path: Path) -> Picture:
             times_ms=arrays["times_ms"],
             owners={name: arrays[f"owner {number}"] for number, name in enumerate(header["owners"])},
             reserved_bytes=arrays["reserved_bytes"],
+            host=(arrays["host times_ms"], arrays["host bytes"]) if "host bytes" in arrays else None,
             lanes=tuple(
                 Lane(name=name, work={kind: spans for at, kind, spans in works if at == row})
                 for row, name in enumerate(header["lanes"])
@@ -112,12 +120,25 @@ def picture_of(outcome: Outcome, ranks: Sequence[Lanes]) -> Picture:
         peak_ms=float(times_ms[peak.event - first]),
         peak_bytes=peak.bytes,
         peak_place=f"{place(peak.phase.name.lower(), peak.path)} ({short_op(peak.operator, peak.phase.name.lower())})",
+        host=_host_curve(lanes, begin_ns, end_ns),
         lanes=(
             _stages(outcome, ranks, begin_ns, end_ns)
             if len(ranks) > 1
             else stream_lanes(work_of(lanes), begin_ns, end_ns)
         ),
     )
+
+
+def _host_curve(lanes: Lanes, begin_ns: float, end_ns: float) -> tuple[Floats, Ints] | None:
+    """Between two times, with the value at the first; None where nothing is ever there."""
+    times_ns, used = host_memory_curve(lanes)
+    if not used.any():
+        return None
+    first, last = np.searchsorted(times_ns, (begin_ns, end_ns), "right").tolist()
+    times_ms = (np.clip(times_ns[first:last], begin_ns, end_ns) - begin_ns) * 1e-6
+    kept = thinned(times_ms, used[first:last])
+    before = used[first - 1 : first] if first else np.zeros(1, np.int64)
+    return np.concatenate(([0.0], times_ms[kept])), np.concatenate((before, used[first:last][kept]))
 
 
 def thinned(times_ms: Floats, total_bytes: Ints) -> Ints:
@@ -143,20 +164,27 @@ def _stages(outcome: Outcome, ranks: Sequence[Lanes], begin_ns: float, end_ns: f
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What ran on the streams, one entry per kernel or collective; `stream` and `phase` as numbers of their enums."""
+    """What ran on the streams, one entry per kernel, collective or copy; `stream` and `phase` as numbers."""
 
     stream: Ints
     phase: Ints
     is_collective: Bools
+    is_copy: Bools
     start_ns: Floats
     end_ns: Floats
 
 
 def work_of(lanes: Lanes) -> Work:
     """The rows of a rank that take time on a stream."""
-    runs = np.flatnonzero(lanes.is_kernel | lanes.is_collective)
-    streams = lanes.program.row_stream[runs]
-    return Work(streams, lanes.phase[runs], lanes.is_collective[runs], lanes.start_ns[runs], lanes.end_ns[runs])
+    runs = np.flatnonzero(lanes.runs)
+    return Work(
+        stream=lanes.program.row_stream[runs],
+        phase=lanes.phase[runs],
+        is_collective=lanes.is_collective[runs],
+        is_copy=lanes.is_copy[runs],
+        start_ns=lanes.start_ns[runs],
+        end_ns=lanes.end_ns[runs],
+    )
 
 
 def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]:
@@ -168,7 +196,7 @@ def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]
         if total(merged(work.start_ns[here], work.end_ns[here])) < SHORTEST_LANE * (end_ns - begin_ns):
             continue
         if stream == COMPUTE:
-            kernels = here & ~work.is_collective
+            kernels = here & ~work.is_collective & ~work.is_copy
             kinds = {phase.name.lower(): kernels & (work.phase == phase) for phase in Phase}
             kinds[COMMUNICATION] = here & work.is_collective
         else:
@@ -179,8 +207,17 @@ def stream_lanes(work: Work, begin_ns: float, end_ns: float) -> tuple[Lane, ...]
             for kind, rows in kinds.items()
             if rows.any()
         }
-        result.append(Lane(name=name.replace("_", "-"), work=times))
+        if stream == COMPUTE and len(stalls := _stalls(work, inside)):
+            times[STALL] = _spans_ms(stalls[:, 0], stalls[:, 1], begin_ns, end_ns)
+        result.append(Lane(name=LANE_NAMES.get(name, name.replace("_", "-")), work=times))
     return tuple(result)
+
+
+def _stalls(work: Work, inside: Bools) -> Floats:
+    """When a copy runs and no kernel computes."""
+    copies, kernels = inside & work.is_copy, inside & ~work.is_copy & (work.stream == COMPUTE)
+    copying, computing = (merged(work.start_ns[rows], work.end_ns[rows]) for rows in (copies, kernels))
+    return without(copying, computing)
 
 
 def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, until_ns: float) -> Floats:
@@ -204,4 +241,4 @@ def _spans_ms(start_ns: Floats, end_ns: Floats, begin_ns: float, until_ns: float
 def _carries(stream: int, name: str, collective: bool) -> str:
     if stream == ALL_GATHER_COPY_IN:
         return COPY_IN
-    return name if collective else COMMUNICATION
+    return name if collective or stream >= DEVICE_TO_HOST else COMMUNICATION

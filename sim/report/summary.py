@@ -60,6 +60,24 @@ class RecomputeOverhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadSummary:
+    """What moves between a GPU and its host in the steady step, and the host memory that it takes; times are null where
+    the run did not get so far."""
+
+    device_to_host_bytes: int | None
+    host_to_device_bytes: int | None
+    device_to_host_bytes_per_s: float | None
+    host_to_device_bytes_per_s: float | None
+    exposed_copies_s: float | None
+    waits_for_leaving_s: float | None
+    waits_for_fetched_s: float | None
+    host_bytes: int
+    node_host_bytes: int
+    host_memory_bytes: int
+    fits_host: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """The allocation that failed, with what PyTorch's message would say and who held memory then.
 
@@ -144,6 +162,7 @@ class StrategySummary:
     worst_stage: str | None
     bubble_fraction: float | None
     stages: tuple[StageSummary, ...]
+    offload: OffloadSummary | None
     labels: dict[str, Evidence]
     fingerprint: str
 
@@ -237,6 +256,7 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         worst_stage=outcome.worst.name if setup.pipeline is not None else None,
         bubble_fraction=outcome.bubble_fraction,
         stages=_stages(outcome),
+        offload=_offload(outcome),
         labels=evidence(setup),
         fingerprint=fingerprint(setup),
     )
@@ -259,7 +279,7 @@ def evidence(setup: Setup) -> dict[str, Evidence]:
     """What each kind of figure rests on."""
     cluster = setup.cluster
     labels = {"bytes": _byte_evidence(setup), "time": _time_evidence(setup)}
-    for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes"):
+    for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes", "host_memory_bytes"):
         source = cluster.source(figure)
         name = "usable_device_bytes" if figure == "usable_memory_bytes" else figure
         labels[name] = Evidence(label=source.label, source=source.text)
@@ -326,6 +346,25 @@ def _first_step(outcome: Outcome) -> FirstStep:
         peak_active_bytes=first.active_bytes,
         peak_reserved_bytes=first.reserved_bytes,
         peak_device_bytes=first.device_bytes,
+    )
+
+
+def _offload(outcome: Outcome) -> OffloadSummary | None:
+    copies = outcome.copies
+    if not outcome.host_peak_bytes and copies is None:
+        return None
+    return OffloadSummary(
+        device_to_host_bytes=copies.out_bytes if copies else None,
+        host_to_device_bytes=copies.back_bytes if copies else None,
+        device_to_host_bytes_per_s=copies.out_bytes_per_s if copies else None,
+        host_to_device_bytes_per_s=copies.back_bytes_per_s if copies else None,
+        exposed_copies_s=copies.exposed_ns * 1e-9 if copies else None,
+        waits_for_leaving_s=copies.out_wait_ns * 1e-9 if copies else None,
+        waits_for_fetched_s=copies.back_wait_ns * 1e-9 if copies else None,
+        host_bytes=outcome.host_peak_bytes,
+        node_host_bytes=outcome.node_host_bytes,
+        host_memory_bytes=outcome.setup.cluster.host_memory_bytes,
+        fits_host=outcome.fits_host,
     )
 
 

@@ -163,6 +163,30 @@ def _number(what: str, accept: Callable[[float], bool]) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+RATIO = r"ratio (0?\.\d+|1(\.0*)?|0)"
+
+
+def _offloaded_layers(value: Any) -> Any:
+    if value in ("all", "all_but_last") or (isinstance(value, str) and re.fullmatch(RATIO, value)):
+        return value
+    if isinstance(value, list) and value and all(type(layer) is int and layer >= 0 for layer in value):
+        return tuple(value)
+    raise ValueError("all, all_but_last, a share such as ratio 0.5, or a list of layers such as [0, 1, 2] is expected")
+
+
+OffloadedLayers = Annotated[
+    str | tuple[int, ...],
+    BeforeValidator(_offloaded_layers),
+    _schema(
+        anyOf=[
+            {"enum": ["all", "all_but_last"]},
+            {"type": "string", "pattern": f"^{RATIO}$", "examples": ["ratio 0.5"]},
+            {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        ]
+    ),
+]
+
+
 Probability = Annotated[
     float,
     _number("a probability from 0 to below 1", lambda value: 0 <= value < 1),

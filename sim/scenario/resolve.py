@@ -35,6 +35,7 @@ from sim.scenario.consistency import (
 )
 from sim.scenario.document import MISSING, Document
 from sim.scenario.load import OVERRIDES
+from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError, shown
 from sim.scenario.schema import (
@@ -126,6 +127,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if pipeline:
         mode = sections.get("mode") or "train"
         check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
+    offload: OffloadSection | None = sections.get("offload")
+    if offload and model and sections.whole("checkpoint"):
+        check_offload(document, offload, checkpoint is not None, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -151,6 +155,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         gemm_efficiency=sections.get("gemm_efficiency"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         data=_data(parallel),
+        offload=resolve_offload(offload, model.layers),
     )
 
 
@@ -240,6 +245,7 @@ def _cluster(document: Document, sections: Sections, parallel: ParallelSection, 
         usable_memory_bytes=section.usable_memory,
         context_bytes=section.context_memory,
         communicator_bytes=section.communicator_memory,
+        host_memory_bytes=section.host_memory,
     )
 
 

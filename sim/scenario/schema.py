@@ -36,6 +36,7 @@ from sim.scenario.kinds import (
     Tokens,
     Version,
 )
+from sim.scenario.offload import OffloadSection
 from sim.scenario.section import Section
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -147,6 +148,8 @@ class ClusterSection(Section):
     """Device memory of a process's CUDA context, outside PyTorch. Default: the catalogue's assumption."""
     communicator_memory: Bytes | None = None
     """Device memory of each NCCL communicator, outside PyTorch. Default: the catalogue's assumption."""
+    host_memory: Bytes | None = None
+    """Main memory of one node, shared by its GPUs, e.g. 2 TiB. Default: 256 GiB per GPU, assumed."""
     network: Bandwidth | None = None
     """Network between nodes per GPU and direction, e.g. 400 Gb/s. Default: the catalogue's assumption."""
 
@@ -191,6 +194,9 @@ class FsdpSection(Section):
     keep unsharded gradients meanwhile."""
     cast_forward_inputs: bool = True
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
+    cpu_offload: bool = False
+    """CPUOffloadPolicy: parameters, gradients and optimizer states live in pinned host memory, and the CPU runs the
+    optimizer. Default: false."""
 
 
 class TensorSection(Section):
@@ -303,6 +309,7 @@ class StrategySection(Section):
     optimizer: Any = None
     checkpoint: Any = None
     mode: Any = None
+    offload: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -329,6 +336,8 @@ class ScenarioFile(Section):
     mode: Mode = "train"
     """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
     torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
+    offload: OffloadSection | None = None
+    """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
     host: HostSection = Field(default_factory=HostSection)

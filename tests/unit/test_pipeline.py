@@ -24,7 +24,7 @@ from sim.program.program import (
     Program,
     Row,
 )
-from sim.runtime.lower import lower
+from sim.runtime.lower import LINKS_PER_RANK, NIC, lower
 from sim.runtime.record import record
 from sim.runtime.recorder import Recorder
 from sim.scenario import load_text
@@ -175,7 +175,7 @@ def test_sends_cross_the_network_between_nodes() -> None:
         world = lower(programs_of(setup, 1), cost_model(setup), setup.mesh).world
         links = {meeting.links for meeting in world.meetings if meeting.bytes == HIDDEN_BYTES}
         forward = {link for (link,) in links}
-        nics = {link // 2 for link in forward if link % 2 == 1}
+        nics = {link // LINKS_PER_RANK for link in forward if link % LINKS_PER_RANK == NIC}
         assert len(nics) == (crossing + 1 if crossing else 0)  # sender of hidden states or of gradients
 
 

@@ -18,7 +18,7 @@ from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.console import make_console, show_run
 from sim.report.files import folder_names
 from sim.report.levers import find_lever
-from sim.report.picture import Picture
+from sim.report.picture import STALL, Picture
 from sim.report.progress import Progress
 from sim.report.read import read_run, read_summary
 from sim.report.summary import RunSummary, evidence, summarize, summarize_run, to_json
@@ -26,6 +26,7 @@ from sim.scenario import load_text
 from tests.unit.scenarios import CHAIN, PIPELINE, ROOT, TIGHT, TINY, sim, write
 
 MIB = 1 << 20
+OFFLOADED = TINY.partition("strategies:")[0] + "strategies:\n  activations: {offload: {what: activations}}\n"
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,18 @@ def tiny(folder: Path) -> Result:
 @pytest.fixture(scope="module")
 def pipeline(folder: Path) -> Result:
     return simulate(load(write(folder, PIPELINE, "pipeline.yaml")))
+
+
+@pytest.fixture(scope="module")
+def offloaded(folder: Path) -> Result:
+    """Activations on side streams, with a bound that makes the step wait; inputs whose copies hide; a host too small."""
+    text = TINY.partition("strategies:")[0].replace("gpus_per_node: 2", "gpus_per_node: 2, host_memory: 32 MiB")
+    text = text.replace("seq_len: 512", "seq_len: 4096") + (
+        "strategies:\n"
+        "  activations: {offload: {what: activations}}\n"
+        "  inputs: {checkpoint: {}, offload: {what: checkpoint_inputs, layers: [0, 1], streams: side}}\n"
+    )
+    return simulate(load(write(folder, text, "offloaded.yaml")))
 
 
 def summary(result: Result) -> RunSummary:
@@ -152,14 +165,16 @@ def documented(heading: str) -> set[str]:
     return {match[1] for match in re.finditer(r"^\| `([^`]+)` \|", section, re.M)}
 
 
-def test_every_key_is_documented_and_every_documented_key_is_there(chain: Result, tiny: Result, tight: Result) -> None:
+def test_every_key_is_documented_and_every_documented_key_is_there(
+    chain: Result, tiny: Result, tight: Result, offloaded: Result
+) -> None:
     real: set[str] = set()
-    for result in (chain, tiny, tight):
+    for result in (chain, tiny, tight, offloaded):
         run = json.loads(to_json(summary(result)))
         assert keys({**run, "strategies": []}) == documented("## The run")
         for strategy in run["strategies"]:
             real |= keys(strategy)
-    optional = {"lever", "oom"}  # null, or an object
+    optional = {"lever", "oom", "offload"}  # null, or an object
     nullable = {"recompute_overhead"}
     assert real - nullable == documented("## A strategy") - (optional - real)
 
@@ -265,6 +280,26 @@ def test_a_screen_says_what_figures_rest_on(tiny: Result, capsys: pytest.Capture
     assert "Times: assumed. Cost profile h100-sxm" in text
     assert "context 512 MiB (assumed" in text and "communicators 688 MiB (assumed" in text
     assert "MFU: 6 * P + 12 * L * A * D * S" in text
+
+
+def test_a_screen_says_whether_copies_hide_and_whether_the_host_is_large_enough(
+    offloaded: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(screen(summary(offloaded), 300, capsys).split())
+    assert "copies run and nothing computes" in text and "until tensors have left" in text
+    assert "Copies hide behind compute." in text
+    assert "per node is needed, 32.0 MiB are there." in text
+    assert "Host memory of a node: given: set in the scenario." in text
+
+
+def test_copies_are_lanes_of_a_run_read_back(tmp_path: Path) -> None:
+    result = sim("run", write(tmp_path, OFFLOADED), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    ((_, _, picture, _),) = read_run(tmp_path / "out" / "mine")
+    assert picture is not None
+    assert {"to host", "from host"} <= {lane.name for lane in picture.lanes}
+    assert STALL in picture.lanes[0].work
+    assert picture.host is not None and picture.host[1].max() > 0
 
 
 def test_names_are_shown_as_they_are(chain: Result, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def test_signs_without_a_glyph_are_no_warning(tmp_path: Path) -> None:
 def test_a_lane_says_for_which_share_of_a_pixel_something_runs() -> None:
     """900 pixels of 8 ns: work in all of the first, half of the second, none of the third, an instant of the fourth."""
     start, end = np.array([0.0, 8.0, 24.0]), np.array([8.0, 12.0, 24.1])
-    zeros = np.zeros(3, np.int64)
-    (lane,) = stream_lanes(Work(zeros, zeros, zeros.astype(bool), start, end), 0.0, 7200.0)
+    zeros, no = np.zeros(3, np.int64), np.zeros(3, bool)
+    (lane,) = stream_lanes(Work(zeros, zeros, no, no, start, end), 0.0, 7200.0)
     (spans,) = lane.work.values()
     assert np.round(spans * [1e6, 1e6, 8]).tolist() == [[0, 8, 8], [8, 16, 4], [24, 32, 1]]
