@@ -118,6 +118,8 @@ def check_optimizer(
                     (*path, name), "Megatron's loop (tensor, data) has an Adam with main weights of its own"
                 )
         return
+    if fsdp is not None and fsdp.cpu_offload and optimizer.name != "adamw":
+        document.problem((*path, "name"), "on the CPU (parallel.fsdp.cpu_offload) only adamw is modelled")
     if optimizer.momentum and optimizer.name != "sgd":
         document.problem((*path, "momentum"), f"is SGD's; {optimizer.name} has its own moments")
     if optimizer.master_weights and fsdp is not None:
