@@ -304,7 +304,12 @@ def cost_model(setup: Setup) -> CostModel:
     cluster = setup.cluster
     framework = "none" if isinstance(setup.model, ChainConfig) else setup.host.framework
     return CostModel.for_gpu(
-        cluster.gpu, setup.profile, framework, cluster.network_bytes_per_s, gemm_efficiency=setup.gemm_efficiency
+        cluster.gpu,
+        setup.profile,
+        framework,
+        cluster.network_bytes_per_s,
+        gemm_efficiency=setup.gemm_efficiency,
+        attention_kernel=setup.attention_kernel,
     )
 
 

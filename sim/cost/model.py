@@ -9,12 +9,12 @@ Durations are integer nanoseconds. Each distinct piece of work is priced once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from sim.cost.attention import AttentionForm, AttentionTime, attention_root
 from sim.cost.collective import CollectiveCost, CollectiveForm, Placement
 from sim.cost.copy import CopyCost, Direction, HostLinks, copy_cost, host_figures, host_links
-from sim.cost.figures import Figure
+from sim.cost.figures import CostError, Figure, unknown
 from sim.cost.gemm import GemmForm, GemmTime, gemm_root
 from sim.cost.gpu import Gpu
 from sim.cost.host import HostForm, load_framework
@@ -23,6 +23,8 @@ from sim.cost.overlap import ALONE, LEVELS, OverlapForm
 from sim.cost.profile import Profile, profile_for, with_gemm_efficiency
 from sim.cost.uncertainty import attention_sigma, collective_sigma, gemm_sigma, memory_sigma
 from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
+
+KernelWork = Gemm | Attention | Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class CostModel:
     host: HostForm
     collectives: CollectiveForm
     overlap: OverlapForm
+    attention_kernel: str | None = None
+    """Generation that is timed where SDPA runs flash attention; None: flash2 as recorded."""
     _alone_ns: dict[Work, int] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -57,23 +61,29 @@ class CostModel:
         framework: str = "eager",
         network_bytes_per_s: float | None = None,
         gemm_efficiency: float | None = None,
+        attention_kernel: str | None = None,
     ) -> CostModel:
         """The model for `gpu`. `profile_name` None: the profile of this GPU, or one assumed from its datasheet.
 
         `network_bytes_per_s`: one GPU's line rate to other nodes, per direction (None: the usual node's).
         `gemm_efficiency`: the fraction of the dense peak that large matrix products sustain on one's own card, power
-        limit and software (None: the profile's; its sigma says how far cards differ). Raises CostError (a ValueError)
-        for a profile or framework that does not exist, listing those that do.
+        limit and software (None: the profile's; its sigma says how far cards differ). `attention_kernel`: the kernel to
+        time in place of SDPA's flash attention. Raises CostError (a ValueError) for a profile, framework or kernel
+        that does not exist, listing those that do.
         """
         profile = profile_for(gpu, profile_name)
         if gemm_efficiency is not None:
             profile = with_gemm_efficiency(profile, gemm_efficiency)
+        known = profile.figures.under("attention")
+        if attention_kernel is not None and attention_kernel not in known:
+            raise CostError(unknown("attention kernel", attention_kernel, known, where=profile.name))
         return cls(
             gpu=gpu,
             profile=profile,
             host=load_framework(framework),
             collectives=CollectiveForm.of(profile.figures, gpu, network_bytes_per_s),
             overlap=OverlapForm.of(profile.figures, gpu),
+            attention_kernel=attention_kernel,
         )
 
     def kernel_ns(self, kernel: Kernel) -> int:
@@ -111,6 +121,7 @@ class CostModel:
         if isinstance(work, Fixed):
             return 0.0
         figures, time = self.profile.figures, self._time(work)
+        work = self._run(work)
         if isinstance(work, Gemm) and isinstance(time, GemmTime):
             return gemm_sigma(figures, work, time)
         if isinstance(work, Attention) and isinstance(time, AttentionTime):
@@ -152,7 +163,7 @@ class CostModel:
             return Explanation(kernel.name, "fixed", "given", {"duration_ns": levels[ALONE]}, levels, {})
         time = self._time(work)
         parts = {f.name: getattr(time, f.name) for f in fields(time)}
-        form, prefixes = self._form_name(work)
+        form, prefixes = self._form_name(self._run(work))
         prefixes = (*prefixes, "overlap.")
         used = {n: f for n, f in self.profile.figures if n.rpartition(".")[0] + "." in prefixes}
         return Explanation(kernel.name, form, time.bound, parts, levels, used)
@@ -165,15 +176,21 @@ class CostModel:
         for name, figure in host_figures(self.gpu):
             yield f"host_link.{name}", figure
 
-    def _time(self, work: Gemm | Attention | Memory) -> GemmTime | AttentionTime | MemoryTime:
-        figures = self.profile.figures
+    def _time(self, work: KernelWork) -> GemmTime | AttentionTime | MemoryTime:
+        figures, work = self.profile.figures, self._run(work)
         if isinstance(work, Gemm):
             return GemmForm.of(figures, self.gpu, work.dtype).time(work)
         if isinstance(work, Attention):
             return AttentionForm.of(figures, self.gpu, work).time(work)
         return MemoryForm.of(figures, self.gpu, work.family).time(work)
 
-    def _form_name(self, work: Gemm | Attention | Memory) -> tuple[str, tuple[str, ...]]:
+    def _run(self, work: KernelWork) -> KernelWork:
+        """The work as the chosen attention kernel does it."""
+        if isinstance(work, Attention) and work.generation == "flash2" and self.attention_kernel is not None:
+            return replace(work, generation=self.attention_kernel)
+        return work
+
+    def _form_name(self, work: KernelWork) -> tuple[str, tuple[str, ...]]:
         """A form's name and the groups of figures that it reads."""
         figures = self.profile.figures
         if isinstance(work, Gemm):

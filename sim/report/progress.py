@@ -14,8 +14,9 @@ T = TypeVar("T")
 class Progress:
     """Counts what is past; the bar shows itself on a terminal after `PATIENCE_S`. It has a thread: fork before."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, doing: str = "playing strategies") -> None:
         self.total = total
+        self.doing = doing
         self.finished = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -44,7 +45,7 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        columns = (TextColumn("playing strategies"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn(self.doing), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=self.total)
             while not self._over.wait(0.1):

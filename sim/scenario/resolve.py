@@ -153,6 +153,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         mode=sections.get("mode"),
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
+        attention_kernel=sections.get("attention_kernel"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         data=_data(parallel),
         offload=resolve_offload(offload, model.layers),

@@ -346,6 +346,9 @@ class ScenarioFile(Section):
     gemm_efficiency: Share | None = None
     """Share of the dense peak that large matrix products sustain on your own card, power limit and software: the one
     number most worth measuring. Default: the profile's."""
+    attention_kernel: str | None = None
+    """Which fused attention kernel is timed, by its name in the cost profile: triton (FlashAttention 1), flash2, flash3,
+    cudnn, efficient. Default: the one that PyTorch's SDPA runs (flash2 in 16 bit). Bytes stay SDPA's."""
     strategies: dict[str, StrategySection | None] | None = None
     """What to compare, by name. Default: one strategy called default."""
 

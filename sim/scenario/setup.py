@@ -222,6 +222,8 @@ class Setup:
     pipeline: Pipeline | None = None
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
+    attention_kernel: str | None = None
+    """Name in the cost profile of the kernel that is timed where SDPA runs flash attention; None: flash2."""
     tensor: TensorParallel = field(default_factory=TensorParallel)
     data: DataParallel | None = None
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""

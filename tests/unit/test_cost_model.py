@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sim.cost.figures import CostError, Figure
@@ -137,6 +139,17 @@ def test_a_rate_of_ones_own_replaces_the_profiles() -> None:
     assert own.uncertainty(large.work) < MODEL.uncertainty(large.work)
     with pytest.raises(CostError, match="a fraction of the dense peak is expected"):
         CostModel.for_gpu(H100, gemm_efficiency=700)
+
+
+def test_the_attention_kernel_of_ones_software_replaces_flash2() -> None:
+    flash = Attention(1, 32, 8, 8192, 8192, 128, True, False)
+    triton = CostModel.for_gpu(H100, attention_kernel="triton")
+    assert triton.kernel_ns(kernel(flash)) > 1.5 * MODEL.kernel_ns(kernel(flash))
+    assert triton.kernel_ns(kernel(flash)) == MODEL.kernel_ns(kernel(replace(flash, generation="triton")))
+    math = replace(flash, generation="math")
+    assert triton.kernel_ns(kernel(math)) == MODEL.kernel_ns(kernel(math))
+    with pytest.raises(CostError, match="tritan"):
+        CostModel.for_gpu(H100, attention_kernel="tritan")
 
 
 def test_the_single_source_is_kept_beside_what_ships() -> None:

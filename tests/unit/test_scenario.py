@@ -46,6 +46,7 @@ def test_a_rate_of_ones_own_for_matrix_products_reaches_the_prices():
     own = only(VALID + "gemm_efficiency: 0.62\n")
     assert own.gemm_efficiency == 0.62
     assert cost_model(own).profile.figures["gemm.efficiency"] == 0.62
+    assert only(VALID + "attention_kernel: triton\n").attention_kernel == "triton"
     (problem,) = problems(VALID + "gemm_efficiency: 620\n")
     assert problem[:2] == (8, "gemm_efficiency")
     assert "a share above 0 and at most 1" in problem[2]

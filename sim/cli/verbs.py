@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sim import __version__
+from sim.cli.cost import cost
+from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
 
 if TYPE_CHECKING:
-    from sim.program.kernels import Work
     from sim.report.summary import RunSummary
     from sim.scenario.setup import Setup
 
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Strategies played at a time (default: processors).")]
-SOME_FITS, MISTAKE, WRONG_INPUT, NONE_FITS, INTERRUPTED = 0, 1, 2, 3, 130
-DEBUG = "SIM_DEBUG"
-"""Environment variable: let tracebacks through."""
 
 app = typer.Typer(
     name="sim",
@@ -32,47 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-@contextmanager
-def answers_errors() -> Iterator[None]:
-    """Errors of the user's input become text on stderr and exit code 2; Ctrl-C one line and 130; a bug one line and 1."""
-    from sim.cost.figures import CostError
-    from sim.hardware.mesh import MeshError
-    from sim.report.errors import RunError
-    from sim.scenario.problems import ScenarioError
-    from sim.units import UnitError
-
-    try:
-        yield
-        sys.stdout.flush()
-    except typer.Exit:
-        raise
-    except (ScenarioError, RunError, CostError, MeshError, UnitError) as error:
-        stop(str(error))
-    except BrokenPipeError:  # the reader has seen enough
-        to_nowhere()
-        raise typer.Exit from None
-    except OSError as error:
-        if error.filename is None:  # stdout's: files say which they are
-            raise
-        stop(f"{error.filename}: {(error.strerror or str(error)).lower()}")
-    except KeyboardInterrupt:
-        stop("Interrupted.", INTERRUPTED)
-    except Exception as error:
-        if DEBUG in os.environ:
-            raise
-        stop(f"A mistake in sim, not in your input: {error!r}. {DEBUG}=1 shows where; please report it.", MISTAKE)
-
-
-def to_nowhere() -> None:
-    """What is left of stdout's buffer would fail again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def stop(message: str, code: int = WRONG_INPUT) -> NoReturn:
-    print(message, file=sys.stderr)
-    raise typer.Exit(code)
+app.add_typer(cost, name="cost")
 
 
 @app.callback(invoke_without_command=True)
@@ -172,6 +128,47 @@ def compare(
 
 
 @app.command()
+def validate(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files of cases (default: those that come with sim).")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", metavar="CSV", help="Score published runs instead (docs/validation.md).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="CSV", help="Where the scored table goes; is continued.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Score rows anew that --out holds already.")] = False,
+    row_limit: Annotated[
+        float, typer.Option("--row-limit", metavar="SECONDS", min=0.001, help="Time for one row.")
+    ] = 600,
+    summary: Annotated[
+        list[Path] | None, typer.Option("--summary", metavar="CSV|DIR", help="Sum up scored tables; repeatable.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="CASE", help="Play this case; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    jobs: Jobs = None,
+) -> None:
+    """Compare with published figures: cases by default, or a table of training runs row by row.
+
+    Exit code: 0 every case is met, 1 a case misses its class, 2 wrong input. A scored table exits with 0.
+
+    Example: python -m sim validate --table runs.csv --out scored.csv
+    """
+    with answers_errors():
+        from sim.report import validation
+
+        if summary:
+            validation.show_summary(summary, as_json)
+        elif table is not None or out is not None:
+            validation.show_scored(table, out, jobs, again, row_limit, as_json)
+        elif not validation.show_cases(files or [], only or [], jobs, as_json):
+            raise typer.Exit(MISTAKE)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of scenario files, for editors.
 
@@ -228,119 +225,6 @@ def profiles(
     with answers_errors():
         table = profile_table(profile_rows()) if name is None else figure_table(figure_rows(load_profile(name), only))
         make_console().print(table)
-
-
-cost = typer.Typer(help="How long does one kernel, collective or copy take, and why?", no_args_is_help=True)
-app.add_typer(cost, name="cost")
-OnGpu = Annotated[str, typer.Option("--gpu", help="GPU by name or alias.")]
-WithProfile = Annotated[str | None, typer.Option("--profile", help="Cost profile (default: the GPU's own).")]
-Count = Annotated[int, typer.Argument(min=1)]
-OfDtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.")]
-
-
-@cost.command()
-def gemm(
-    m: Count,
-    n: Count,
-    k: Count,
-    batch: Annotated[int, typer.Option(min=1)] = 1,
-    dtype: OfDtype = "bf16",
-    gpu: OnGpu = "h100-sxm",
-    profile: WithProfile = None,
-) -> None:
-    """C[m, n] = A[m, k] B[k, n].
-
-    Example: python -m sim cost gemm 8192 4096 14336 --gpu h100-sxm
-    """
-    from sim.program.kernels import Gemm
-
-    _price_kernel(lambda: Gemm(m, n, k, dtype, batch), gpu, profile)
-
-
-@cost.command()
-def attention(
-    batch: Count, heads: Count, kv_heads: Count, seq_len: Count, head_dim: Count, backward: bool = False, causal: bool = True,
-    generation: str = "flash2", gpu: OnGpu = "h100-sxm", profile: WithProfile = None,
-) -> None:  # fmt: skip
-    """A fused attention kernel.
-
-    Example: python -m sim cost attention 1 32 8 8192 128 --backward
-    """
-    from sim.program.kernels import Attention
-
-    def work() -> Attention:
-        return Attention(batch, heads, kv_heads, seq_len, seq_len, head_dim, causal, backward, generation)
-
-    _price_kernel(work, gpu, profile)
-
-
-@cost.command()
-def memory(family: str, size: str, gpu: OnGpu = "h100-sxm", profile: WithProfile = None) -> None:
-    """A memory-bound kernel that moves SIZE bytes (reads and writes).
-
-    Example: python -m sim cost memory elementwise "192 MiB"
-    """
-    from sim.program.kernels import Memory
-    from sim.units import parse_bytes
-
-    _price_kernel(lambda: Memory(family, parse_bytes(size)), gpu, profile)
-
-
-@cost.command()
-def collective(
-    kind: str,
-    size: str,
-    ranks: Annotated[int, typer.Option(min=1)] = 8,
-    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
-    gpu: OnGpu = "h100-sxm",
-    profile: WithProfile = None,
-) -> None:
-    """A collective over RANKS GPUs; SIZE is the full buffer.
-
-    Example: python -m sim cost collective all_gather "416 MiB" --ranks 16
-    """
-    from typing import cast
-
-    from sim.cost.listing import ask_collective
-    from sim.hardware.mesh import Mesh
-    from sim.program.kernels import Collective, CollectiveKind
-    from sim.report.costs import transfer_table
-    from sim.report.questions import cost_of, print_table
-    from sim.units import parse_bytes
-
-    with answers_errors():
-        work = Collective(cast("CollectiveKind", kind), parse_bytes(size), "group", ranks)
-        placement = Mesh((("group", ranks),), gpus_per_node, ranks).span("group")
-        print_table(transfer_table(ask_collective(cost_of(gpu, profile), work, placement)))
-
-
-@cost.command()
-def copy(
-    size: str, to_host: bool = False, pinned: bool = True, gpu: OnGpu = "h100-sxm", profile: WithProfile = None
-) -> None:
-    """A copy between a GPU and its host.
-
-    Example: python -m sim cost copy "64 MiB" --to-host
-    """
-    from sim.cost.listing import ask_copy
-    from sim.report.costs import transfer_table
-    from sim.report.questions import cost_of, print_table
-    from sim.units import parse_bytes
-
-    with answers_errors():
-        model, size_bytes = cost_of(gpu, profile), parse_bytes(size)
-        print_table(
-            transfer_table(ask_copy(model, size_bytes, "device_to_host" if to_host else "host_to_device", pinned))
-        )
-
-
-def _price_kernel(work: Callable[[], Work], gpu: str, profile: str | None) -> None:
-    from sim.cost.listing import ask_kernel
-    from sim.report.costs import kernel_table
-    from sim.report.questions import cost_of, print_table
-
-    with answers_errors():
-        print_table(kernel_table(ask_kernel(cost_of(gpu, profile), work())))
 
 
 def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:

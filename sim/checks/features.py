@@ -1,0 +1,243 @@
+"""What a published run may use beyond a dense model, one GPU and FSDP, and where a scenario would say it.
+
+Each feature names the field of the schema that expresses it. The schema is asked at run time: a feature whose field
+exists is written into the scenario, one whose field does not makes the row "not expressible", with that reason. So a
+new section of the schema needs one line here, or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from sim.checks.facts import Facts
+from sim.checks.software import software_of
+from sim.scenario.schema import ScenarioFile
+
+EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
+OTHER_NETWORK = (
+    r"\bbert\b|\bt5\b|\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?[3v]|falcon|\bphi\b|phi-"
+    r"|resnet|bamba|hybrid|toy"
+)
+EXPERTS = (
+    r"\bmoe\b|moe[:_]|mixtral|deepseek|moonlight|gpt.?oss|kimi|grok|maverick|scout|megablocks"
+    r"|\ba\d+b\b|_a\d+b|-a\d+b"
+)
+OTHER_OPTIMIZER = r"\bsgd\b|\blomo\b|8-?bit|4-?bit|\bmuon\b|adafactor|\blion\b|paged"
+ADAPTERS = r"q?lora|adapter"
+INSIDE = ((r"selective_attention|core_attn", "core_attention"), (r"recompute-ffn|selective_op \(MLP\)", "mlp"))
+DISCARDED = ((r"recompute-norm|\+ norm|layernorm", "norm"), (r"recompute-swiglu|activation func", "activation"))
+PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
+REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2($|[^-])|distributed optimizer"
+STATES = r"opt|param|master|gradient|quants|residual"
+"""Words of a row that speak of what a feature is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """`needed`: does the row use it? `path`: the field that expresses it; `value`: what to write there."""
+
+    name: str
+    path: str
+    needed: Callable[[Facts], bool]
+    value: Callable[[Facts], Any] = lambda _: None
+    without: str = ""
+    """What is assumed where the schema lacks the field; without such words the row is not expressible then."""
+
+
+def _shared(facts: Facts, label: str) -> bool:
+    return (facts.dp or 1) > 1 and facts.says("fsdp_or_zero", label)
+
+
+def _experts(facts: Facts) -> bool:
+    return facts.says("model_name", EXPERTS) or (facts.text.get("experts", "") not in ("", "0", "1"))
+
+
+def _offload(facts: Facts) -> bool:
+    return facts.text.get("offload", "").lower() not in ("", "none", "no")
+
+
+FEATURES = (
+    Feature(
+        name="a network that is no decoder", path="model.network", needed=lambda f: f.says("model_name", OTHER_NETWORK)
+    ),
+    Feature(name="experts", path="model.experts", needed=_experts),
+    Feature(name="squared ReLU", path="model.squared_relu", needed=lambda f: f.says("mlp_type", "squared")),
+    Feature(
+        name="adapters (LoRA)",
+        path="model.lora",
+        needed=lambda f: f.says("model_name", ADAPTERS) or f.says("notes", ADAPTERS + "|finetune_adapter"),
+    ),
+    Feature(name="8-bit or 4-bit numbers", path="precision.matmul", needed=lambda f: f.says("precision", EIGHT_BIT)),
+    Feature(
+        name="an optimizer other than AdamW",
+        path="optimizer.other",
+        needed=lambda f: f.says("notes", OTHER_OPTIMIZER) or f.says("model_name", r"\bmuon\b|_muon"),
+    ),
+    Feature(
+        name="tensor parallelism",
+        path="parallel.tensor",
+        needed=lambda f: f.tp > 1,
+        value=lambda f: {"degree": f.tp, "sequence_parallel": f.says("sp", "^yes")},
+    ),
+    Feature(
+        name="pipeline parallelism",
+        path="parallel.pipeline",
+        needed=lambda f: f.pp > 1,
+        value=lambda f: (
+            {"degree": f.pp, "schedule": _schedule(f)} | ({"virtual": _chunks(f)} if _chunks(f) > 1 else {})
+        ),
+    ),
+    Feature(
+        name="context parallelism",
+        path="parallel.context",
+        needed=lambda f: f.cp > 1 or f.says("cp", "ulysses"),
+        value=lambda f: {"degree": f.cp},
+    ),
+    Feature(
+        name="replicated data parallelism",
+        path="parallel.data",
+        needed=lambda f: _shared(f, REPLICATED),
+        value=lambda f: {"degree": f.dp},
+    ),
+    Feature(
+        name="main parameters in fp32",
+        path="parallel.data",
+        needed=lambda f: f.dp == 1 and software_of(f).gpt == "megatron",
+        value=lambda f: {"degree": 1},
+        without="fp32 main parameters and gradients are not simulated",
+    ),
+    Feature(
+        name="ZeRO-1 or a distributed optimizer",
+        path="parallel.data.distributed_optimizer",
+        needed=lambda f: _shared(f, r"zero-?1|distributed optimizer"),
+        value=lambda f: True,
+    ),
+    Feature(
+        name="ZeRO-2",
+        path="parallel.data.shard_gradients",
+        needed=lambda f: _shared(f, r"^zero-?2($|[^-])"),
+        value=lambda f: True,
+    ),
+    Feature(
+        name="offload of activations",
+        path="offload",
+        needed=lambda f: _offload(f) and f.says("offload", "activation") and not f.says("offload", STATES),
+        value=lambda f: _offloaded(f),
+    ),
+    Feature(
+        name="offload of states",
+        path="offload.states",
+        needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
+    ),
+    Feature(
+        name="recomputation inside a layer",
+        path="checkpoint.inside",
+        needed=lambda f: bool(_parts(f, INSIDE)),
+        value=lambda f: _parts(f, INSIDE),
+    ),
+    Feature(
+        name="outputs thrown away and made again",
+        path="checkpoint.discard",
+        needed=lambda f: bool(_parts(f, DISCARDED)),
+        value=lambda f: _parts(f, DISCARDED),
+    ),
+    Feature(
+        name="recomputation by a memory budget or of other parts",
+        path="checkpoint.other",
+        needed=lambda f: f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)"),
+    ),
+)
+
+
+def _offloaded(facts: Facts) -> dict[str, Any]:
+    """Checkpointed layers' inputs, or what layers save; a ratio of the layers where the row prints one."""
+    if facts.says("offload", "boundary|checkpoint|ckpt"):
+        return {"what": "checkpoint_inputs"}
+    share = re.search(r"ratio ([\d.]+)", facts.text["offload"])
+    return {"what": "activations"} | ({"layers": f"ratio {float(share[1]):g}"} if share else {})
+
+
+def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
+    """The schema's names of the parts of a layer that the row's label speaks of."""
+    return [name for words, name in names if facts.says("recompute", words)]
+
+
+def _schedule(facts: Facts) -> str:
+    """1F1B unless the notes name another ("schedule=ZB-1p"); interleaved where the row prints chunks."""
+    named = re.search(r"schedule[= ]+([^;,]*)", facts.text.get("notes", ""), re.IGNORECASE)
+    for pattern, name in SCHEDULES:
+        if named and re.search(pattern, named[1], re.IGNORECASE):
+            return name
+    return "interleaved" if _chunks(facts) > 1 else "1f1b"
+
+
+SCHEDULES = (
+    ("zb-?v", "zb-v"),
+    ("zb-?(h2|2p)", "zb-h2"),
+    ("zb-?(h1|1p)|zero-?bubble", "zb-h1"),
+    ("gpipe", "gpipe"),
+    ("1f1b-i|interleaved", "interleaved"),
+)
+"""Words of the notes and the schema's names of schedules, in the order in which they are looked for."""
+
+
+def _chunks(facts: Facts) -> int:
+    """Stages per rank: vpp, or one per layer where the row says "max"."""
+    if facts.says("vpp", "^max") and facts.layers is not None:
+        return -(-facts.layers // facts.pp)
+    return facts.vpp
+
+
+def missing(facts: Facts) -> list[str]:
+    """What the row uses and the schema cannot say, as reasons."""
+    return [
+        f"{feature.name}: scenarios have no {feature.path}"
+        for feature in FEATURES
+        if feature.needed(facts) and not feature.without and not expressible(feature.path)
+    ]
+
+
+def left_out(facts: Facts) -> list[str]:
+    """What the row uses, the schema cannot say, and the scenario does without, as assumptions."""
+    return [
+        feature.without
+        for feature in FEATURES
+        if feature.without and feature.needed(facts) and not expressible(feature.path)
+    ]
+
+
+def sections(facts: Facts) -> dict[str, Any]:
+    """The sections of a scenario that say what the row uses, of the features that the schema knows."""
+    result: dict[str, Any] = {}
+    for feature in FEATURES:
+        if not feature.needed(facts) or not expressible(feature.path):
+            continue
+        *parents, last = feature.path.split(".")
+        place = result
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = feature.value(facts)
+    return result
+
+
+def expressible(path: str) -> bool:
+    """Does the schema of scenarios have a field at this dotted path?"""
+    section: type[BaseModel] | None = ScenarioFile
+    for name in path.split("."):
+        fields: Mapping[str, Any] = section.model_fields if section else {}
+        if name not in fields:
+            return False
+        section = _section(fields[name].annotation)
+    return True
+
+
+def _section(kind: Any) -> type[BaseModel] | None:
+    if get_origin(kind) in (Union, UnionType):
+        return next((found for option in get_args(kind) if (found := _section(option))), None)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

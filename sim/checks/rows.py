@@ -1,0 +1,340 @@
+"""From a published row to a scenario: general rules, the same for every source. docs/validation.md lists them.
+
+A rule uses what the row prints, what its software is known to do (`software.py`) and stated defaults for blanks. What
+is assumed is said with the row's result. A row that a scenario cannot say is NotExpressible, with every reason.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from sim.checks.facts import SHAPES, Facts, whole
+from sim.checks.features import PARTS, REPLICATED, left_out, missing, sections
+from sim.checks.software import Software, software_of
+from sim.cost.profile import profile_for
+from sim.hardware.catalogue import Gpu, find_gpu
+from sim.model.catalogue import implementations_of, preset_names, preset_shapes
+
+Sections = dict[str, Any]
+
+SELECTIVE = ["attention", "every_second_matmul"]
+GENERIC_PRESET = {"llama": "llama-2-7b", "gpt": "gpt2-small"}
+DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200}
+
+GPUS: tuple[tuple[str, str, str | None], ...] = (
+    (r"gh200", "gh200-96gb", None),
+    (r"gb300|b300|h800|h20\b|a800|rtx pro|5060|a6000|4070", "", None),
+    (r"gb200", "gb200-186gb", None),
+    (r"b200", "b200-sxm-180gb", None),
+    (r"h200", "h200-sxm-141gb", None),
+    (r"h100.*(96 ?gb|95(\.\d+)? ?gib)", "h100-96gb-hbm2e", None),
+    (r"h100.*nvl", "h100-nvl-94gb", None),
+    (r"h100.*pcie", "h100-pcie-80gb", None),
+    (r"h100", "h100-sxm-80gb", None),
+    (r"a100.*pcie.*40", "a100-pcie-40gb", None),
+    (r"a100.*pcie", "a100-pcie-80gb", None),
+    (r"a100.*40", "a100-sxm-40gb", None),
+    (r"a100", "a100-sxm-80gb", None),
+    (r"v100.*pcie", "v100-pcie-32gb", None),
+    (r"v100.*16 ?gb", "v100-sxm-32gb", "15.75 GiB"),
+    (r"v100", "v100-sxm-32gb", None),
+    (r"l40s", "l40s-48gb", None),
+    (r"a10g", "a10g-24gb", None),
+    (r"rtx ?-?5090", "rtx5090-32gb", None),
+    (r"rtx ?-?4090", "rtx4090-24gb", None),
+    (r"rtx ?-?3090", "rtx3090-24gb", None),
+    (r"mi300x", "mi300x-192gb", None),
+    (r"mi250x", "mi250x-gcd-64gb", None),
+)
+"""Words of a GPU's label, the catalogue's name ("": not in the catalogue), and usable memory where it is another size.
+The first that matches counts; A100 alone is the SXM card of 80 GB."""
+
+
+class NotExpressible(Exception):
+    """A row that a scenario cannot say; the message has every reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A row's scenario, as a document, with what had to be assumed."""
+
+    facts: Facts
+    software: Software
+    document: Sections
+    assumptions: tuple[str, ...]
+
+    @property
+    def chooses_micro_batch(self) -> bool:
+        """The row leaves the micro-batch open: the largest that fits stands for what its authors chose. With pipeline
+        stages it is 1, which makes the bubble smallest."""
+        return self.facts.micro_batch is None and self.facts.pp == 1
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all ranks in the simulated step."""
+        batch = self.document["batch"]
+        assert self.facts.dp is not None
+        tokens: int = batch["micro_batch"] * batch["seq_len"] * batch.get("accumulation", 1) * self.facts.dp
+        return tokens
+
+
+def plan_of(facts: Facts) -> Plan:
+    """The scenario of a row. Raises NotExpressible."""
+    reasons = missing(facts) + unprinted(facts)
+    if reasons:
+        raise NotExpressible("; ".join(reasons))
+    software, assumptions = software_of(facts), list[str]()
+    gpu = find_gpu(gpu_of(facts)[0])
+    family = family_of(facts)
+    assert family is not None
+    document: Sections = {
+        "model": model(facts, family, software, assumptions),
+        "cluster": cluster(facts, gpu),
+        "batch": batch(facts, assumptions),
+        "parallel": parallel(facts, software, assumptions),
+        "precision": precision(facts, gpu, software, assumptions),
+        "optimizer": {"variant": software.optimizer, "zero_grad": software.zero_grad},
+        "checkpoint": checkpoint(facts, software, assumptions),
+        "host": {"framework": software.framework},
+    }
+    known = profile_for(gpu).figures.under("attention")
+    kernel = next((kernel for kernel in attention_kernels(facts, software) if kernel in known), None)
+    if kernel is not None:
+        document["attention_kernel"] = kernel
+    if facts.says("compile", "^yes"):
+        assumptions.append("compiled in the source: played in eager mode, norms fused")
+    assumptions += left_out(facts)
+    if software.extra:
+        assumptions.append(software.extra)
+    return Plan(facts, software, _merged(document, sections(facts)), tuple(assumptions))
+
+
+def unprinted(facts: Facts) -> list[str]:
+    """What a scenario needs and the row does not print, and labels that no rule knows."""
+    reasons = []
+    preset = preset_of(facts)
+    for name in ("layers", "hidden", "heads"):
+        if getattr(facts, name) is None and (preset is None or facts.text.get(name)):
+            reasons.append(_blank(facts, name))
+    reasons += [_blank(facts, name) for name in ("seq_len", "num_gpus") if getattr(facts, name) is None]
+    for name in ("tp", "pp", "cp"):
+        if facts.text.get(name) and whole(facts.text[name]) is None and not facts.says(name, "ulysses"):
+            reasons.append(_blank(facts, name))
+    if not facts.text.get("precision") and software_of(facts).often_8_bit:
+        reasons.append(_blank(facts, "precision"))
+    if facts.says("notes", r"single (\w+ )?layer"):
+        reasons.append("the time is of one layer, not of a step")
+    if facts.micro_batch is None and facts.global_batch is None:
+        reasons.append("neither micro_batch nor global_batch is printed")
+    if gpu_of(facts)[0] == "":
+        label = facts.text.get("gpu", "")
+        reasons.append(f"GPU {label} is not in the catalogue" if label else "gpu is not printed")
+    if family_of(facts) is None and not missing(facts):
+        reasons.append("neither mlp_type nor model_name tells a Llama-like from a GPT-like model")
+    if (
+        facts.num_gpus is not None
+        and facts.dp is not None
+        and facts.dp * facts.tp * facts.pp * facts.cp != facts.num_gpus
+    ):
+        reasons.append(f"dp {facts.dp} x tp {facts.tp} x pp {facts.pp} x cp {facts.cp} is not {facts.num_gpus} GPUs")
+    elif facts.num_gpus is not None and facts.dp is None:
+        reasons.append(f"tp {facts.tp} x pp {facts.pp} x cp {facts.cp} does not divide {facts.num_gpus} GPUs")
+    return reasons
+
+
+def _blank(facts: Facts, name: str) -> str:
+    text = facts.text.get(name, "")
+    return f"{name} {text} is no plain number" if text else f"{name} is not printed"
+
+
+def gpu_of(facts: Facts) -> tuple[str, str | None]:
+    """The catalogue's name of the row's GPU ("" where it has none), and its usable memory if another size is meant."""
+    label = facts.text.get("gpu", "").lower().replace("_", " ")
+    for words, name, usable in GPUS:
+        if re.search(words, label):
+            return name, usable
+    return "", None
+
+
+def family_of(facts: Facts) -> str | None:
+    """llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    if facts.says("mlp_type", "swiglu|silu|gated"):
+        return "llama"
+    if facts.says("mlp_type", "gelu"):
+        return "gpt"
+    if facts.says("model_name", "llama|qwen|mistral|olmo"):
+        return "llama"
+    return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
+
+
+def preset_of(facts: Facts) -> str | None:
+    """The preset whose name the model's name begins with, letters and digits compared only."""
+    name = re.sub(r"[^a-z0-9]", "", facts.text.get("model_name", "").lower())
+    matches = [preset for preset in preset_names() if name.startswith(re.sub(r"[^a-z0-9]", "", preset))]
+    return max(matches, key=len, default=None)
+
+
+def model(facts: Facts, family: str, software: Software, assumptions: list[str]) -> Sections:
+    """Shapes as printed over those of the preset of that name; blanks: kv_heads = heads, MLP and vocabulary by family."""
+    preset = preset_of(facts)
+    if preset is not None and preset_shapes(preset)["family"] != family:
+        preset = None
+    section: Sections = {"preset": preset or GENERIC_PRESET[family]}
+    section |= {name: value for name in SHAPES if (value := getattr(facts, name)) is not None}
+    if preset is None:
+        section["kv_heads"] = facts.kv_heads or facts.heads
+        if facts.vocab is None:
+            section["vocab"] = DEFAULT_VOCAB[family]
+            assumptions.append(f"vocabulary {DEFAULT_VOCAB[family]}")
+        if facts.ffn_hidden is None and facts.hidden is not None:
+            section["ffn_hidden"] = 4 * facts.hidden if family == "gpt" else -(-facts.hidden * 8 // 3 // 256) * 256
+            assumptions.append(f"ffn_hidden {section['ffn_hidden']}")
+    section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
+    if family == "gpt":
+        section["max_positions"] = facts.seq_len
+    code = software.llama if family == "llama" else software.gpt
+    known = implementations_of("llama" if family == "llama" else "gpt")
+    section["implementation"] = code if code in known else known[0]
+    if code not in known:
+        assumptions.append(f"{known[0]}'s code stands for {code}'s")
+    if section["implementation"] == "megatron":
+        section["vocab"] = _padded(
+            int(section.get("vocab") or preset_shapes(section["preset"])["vocab"]), 128 * facts.tp
+        )
+    if family == "gpt" and section["implementation"] != "megatron":
+        section |= {"dropout": 0.0, "logits": "loss_upcast"}
+    if family == "llama" and facts.says("compile", "^yes"):
+        section["norm"] = "fused"  # as Inductor fuses what is written op by op
+    elif family == "llama" and software.norm is not None:
+        section["norm"] = software.norm
+    if software.logits is not None:
+        section["logits"] = software.logits
+    if software.keep_logits is not None:
+        section["keep_logits"] = software.keep_logits
+    if facts.says("attention", "flash") and section["implementation"] == "megatron":
+        section["attention"] = "sdpa"
+    elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
+        section["attention"] = "math"
+    return section
+
+
+def _padded(count: int, multiple: int) -> int:
+    """Megatron pads the vocabulary to a multiple of 128 rows per tensor-parallel rank."""
+    return -(-count // multiple) * multiple
+
+
+def cluster(facts: Facts, gpu: Gpu) -> Sections:
+    """Nodes of the usual size for this GPU, or as the notes print them ("2 nodes x 4 GPUs")."""
+    gpus = facts.num_gpus or 1
+    printed = re.search(r"(\d+) nodes? x (\d+) GPUs", facts.text.get("notes", ""))
+    per_node = int(printed[2]) if printed and int(printed[1]) * int(printed[2]) == gpus else gcd(gpus, gpu.node.gpus)
+    section: Sections = {"gpu": gpu.name, "gpus_per_node": per_node, "nodes": gpus // per_node}
+    usable = gpu_of(facts)[1]
+    return section | ({"usable_memory": usable} if usable else {})
+
+
+def batch(facts: Facts, assumptions: list[str]) -> Sections:
+    """Accumulation from the global batch; a step that the source times per micro-batch has none. Blank: 1 sequence."""
+    dp = facts.dp or 1
+    micro, total = facts.micro_batch, facts.global_batch
+    if micro is None:
+        micro = 1
+        if facts.pp > 1:
+            assumptions.append("micro-batch 1")
+    accumulation = 1
+    if total is not None and not facts.says("notes", "per ITERATION|per micro-?batch"):
+        accumulation, rest = divmod(total, micro * dp)
+        if rest or not accumulation:
+            raise NotExpressible(f"global_batch {total} is no multiple of micro_batch {micro} x dp {dp}")
+    elif total is None:
+        assumptions.append("no gradient accumulation")
+    return {"micro_batch": micro, "seq_len": facts.seq_len, "accumulation": accumulation}
+
+
+def parallel(facts: Facts, software: Software, assumptions: list[str]) -> Sections:
+    """The family of sharding. FSDP1 and ZeRO-3 are played as FSDP2; other families are features."""
+    dp = facts.dp or 1
+    label = facts.text.get("fsdp_or_zero", "").lower()
+    if not label and dp > 1:
+        label = software.sharding
+        if not label:
+            raise NotExpressible("fsdp_or_zero is not printed: how the ranks share the work is unknown")
+        assumptions.append(f"sharding {label}, the software's own")
+    if dp == 1 or re.search(REPLICATED, label):
+        return {}
+    fsdp: Sections = {"degree": dp}
+    if re.search(r"fsdp-?2", label):
+        pass
+    elif re.search(r"fsdp|zero-?3", label):
+        assumptions.append(f"{'ZeRO-3' if 'zero' in label and 'fsdp' not in label else 'FSDP1'} played as FSDP2")
+    else:
+        raise NotExpressible(f"sharding {label} is not known")
+    if re.search(r"shard_grad_op|zero-?2-like|hybrid_shard_zero2", label):
+        fsdp["reshard_after_forward"] = False
+    if re.search(r"hsdp|hybrid", label) and facts.num_gpus and facts.num_gpus > 8:
+        fsdp |= {"degree": gcd(dp, 8), "replicas": dp // gcd(dp, 8)}
+    return {"fsdp": fsdp}
+
+
+def precision(facts: Facts, gpu: Gpu, software: Software, assumptions: list[str]) -> Sections:
+    """16 bit for compute; parameters as the software stores them, or as the row says (all, true, pure)."""
+    label = facts.text.get("precision", "").lower()
+    if not label:
+        assumptions.append("bf16 with fp32 parameters")
+    if re.search(r"fp32|tf32", label) and not re.search(r"bf16|fp16", label):
+        return {"parameters": "fp32", "compute": "fp32", "reduce": "fp32"}
+    compute = "fp16" if re.search(r"fp16", label) and not re.search(r"bf16", label) else "bf16"
+    if compute not in dict(gpu.peaks):
+        compute = "fp16"
+    megatron = software.gpt == "megatron"
+    all_16_bit = re.search(r"\ball\b|true|pure|optimizer states", label)
+    parameters = compute if all_16_bit or megatron or software.parameters != "fp32" else "fp32"
+    if re.search(r"amp|fp32 params|mixed", label) and not megatron:
+        parameters = "fp32"
+    reduce = compute if facts.says("notes", "mode=pure") or software.reduce != "fp32" else "fp32"
+    return {"parameters": parameters, "compute": compute, "reduce": reduce}
+
+
+def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sections | None:
+    """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
+    label = facts.text.get("recompute", "").lower()
+    stop: Sections = {} if software.early_stop else {"early_stop": False}
+    if software.reentrant and not re.search(PARTS, label):
+        stop = {"reentrant": True}
+    if not label:
+        assumptions.append("recompute is not printed, none assumed")
+    if not label or re.match(r"none|no\b|off|false", label):
+        return None
+    share = re.search(r"1/(\d+)|every[ _-]?(\d+)", label)
+    if share:
+        return {"every": int(share[1] or share[2]), **stop}
+    if re.match(r"full|yes|true|recompute-block", label) or re.search(PARTS, label):
+        return {"every": 1, **stop}
+    if re.match(r"selective|sac", label):
+        if software.name != "torchtitan":
+            assumptions.append("selective recomputation as torchtitan's")
+        return {"every": 1, "save": SELECTIVE, **stop}
+    raise NotExpressible(f"recompute {label} is not known")
+
+
+def attention_kernels(facts: Facts, software: Software) -> tuple[str, ...]:
+    """The kernel that ran, as the row says it, else the software's own; then what is timed where a profile lacks it."""
+    for words, kernel in (("cudnn|te fused", "cudnn"), ("fa3|flash.?3", "flash3"), ("fa2|flash.?2|sdpa", "flash2")):
+        if facts.says("attention", words):
+            return (kernel, *NEAREST.get(kernel, ()))
+    return () if software.flash is None else (software.flash, *NEAREST.get(software.flash, ()))
+
+
+NEAREST = {"cudnn": ("flash3",)}
+"""Kernels of the same generation, for profiles without figures of their own."""
+
+
+def _merged(base: Sections, top: Sections) -> Sections:
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,170 @@
+"""Whose software ran, from the source of a published row, and what that software does where a row does not say.
+
+One entry per software, never per row: which code is imitated, its host costs, the attention kernel of its time, its
+optimizer, its dtypes. An entry states facts about the program; nothing in it is fitted to a published step.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from sim.checks.facts import Facts
+
+Counter = Literal["allocated", "active", "reserved", "device"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Facts of a training program. `pattern` is looked for in a row's `source` (then in its notes)."""
+
+    name: str
+    pattern: str
+    gpt: str = "nanogpt"
+    """Implementation that is closest for GPT-like models."""
+    llama: str = "torchtitan"
+    """Implementation that is closest for Llama-like models."""
+    framework: str = "eager"
+    """Host-cost profile."""
+    flash: str | None = None
+    """Kernel behind "flash" attention, as cost profiles name it; None: PyTorch's own."""
+    optimizer: str = "fused"
+    parameters: str = "fp32"
+    """Dtype of stored parameters in a run that says 16 bit."""
+    reduce: str = "fp32"
+    norm: str | None = None
+    """RMSNorm of its Llama-like models, if not as in the imitated code."""
+    zero_grad: str = "end"
+    logits: str | None = None
+    """Where logits become fp32, if not as in the imitated code."""
+    keep_logits: bool | None = None
+    """The training loop holds the logits during backward."""
+    early_stop: bool = True
+    """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
+    reentrant: bool = False
+    """Its recomputation is reentrant: a backward within the backward, which never stops early."""
+    sharding: str = ""
+    """Label of the data parallelism that it uses where the row prints none."""
+    memory: Counter = "allocated"
+    """What its "memory" is, where neither the row nor its notes say."""
+    since_start: bool = False
+    """Its peak is that of the whole run, the first step included."""
+    often_8_bit: bool = False
+    """A row that does not print its precision is as likely an 8-bit run."""
+    extra: str = ""
+    """Work of its steps that is not simulated; said with every row."""
+
+
+KNOWN = (
+    Software(
+        name="llm-foundry",
+        pattern="llm-foundry|mosaicml",
+        flash="triton",  # attn_impl: triton in the benchmark scripts of 2023
+        optimizer="for-loop",  # composer's DecoupledAdamW
+        logits="keep_dtype",  # flash-attn's fused cross entropy, the default loss of MPT
+        keep_logits=True,  # composer's state holds a micro-batch's outputs
+        early_stop=False,  # torch 1.13, the image of the benchmark scripts
+        sharding="fsdp1",
+        extra="two further cross entropies per micro-batch (metrics) are not simulated",
+    ),
+    Software(
+        name="torchtitan",
+        pattern=r"torchtitan (PR|issue)#([12]?\d?\d|3[0-8]\d|390)$",  # before pull request 391, June 2024
+        norm="manual",
+        zero_grad="start",
+        logits="model_upcast",
+        keep_logits=True,
+        optimizer="foreach",
+        sharding="fsdp2",
+        memory="reserved",
+    ),
+    Software(name="torchtitan", pattern=r"torchtitan (PR|issue)#\d{4}", sharding="fsdp2", memory="reserved"),
+    Software(
+        name="torchtitan",
+        pattern="torchtitan|torchao PR",  # of 2024: RMSNorm op by op, AdamW neither fused nor for-loop
+        norm="manual",
+        zero_grad="start",
+        optimizer="foreach",
+        sharding="fsdp2",
+        memory="reserved",
+    ),
+    Software(
+        name="torchtune", pattern="torchtune", parameters="bf16", optimizer="fused", sharding="fsdp2", memory="active"
+    ),
+    Software(name="fms-fsdp", pattern="fms-fsdp|foundation-model", reduce="bf16", sharding="fsdp1"),
+    Software(
+        name="stas00",
+        pattern="stas00|ml-engineering",
+        llama="transformers",
+        framework="transformers",
+        sharding="zero3",
+        memory="reserved",
+    ),
+    Software(
+        name="NeMo AutoModel",
+        pattern="automodel",
+        llama="transformers",
+        flash="cudnn",  # Transformer Engine
+        parameters="bf16",
+        reduce="bf16",
+        sharding="fsdp2",
+    ),
+    Software(
+        name="Megatron-DeepSpeed",
+        pattern="bigscience|megatron-deepspeed|vtrain",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        framework="megatron-deepspeed",
+        sharding="none",
+        memory="device",
+        since_start=True,
+    ),
+    Software(
+        name="NeMo and Megatron-Bridge",
+        pattern="nemo|megatron-bridge|dgxc",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        flash="cudnn",  # Transformer Engine
+        sharding="none",
+        since_start=True,
+        often_8_bit=True,
+    ),
+    Software(
+        name="Megatron",
+        pattern="megatron|korthikanti|narayanan|ptd-p|zero.bubble|simumax|kwai|dlperf|libai",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        sharding="none",
+        since_start=True,
+    ),
+    Software(
+        name="LLMQ",
+        pattern="llmq",
+        parameters="bf16",
+        reduce="bf16",
+        flash="cudnn",
+        logits="keep_dtype",
+        extra="eager PyTorch stands for a C++ program with fused kernels and chunked logits",
+    ),
+    Software(
+        name="transformers",
+        pattern="axolotl|accelerate|transformers|lomo|deepspeed|trl|peft|litgpt|internevo|colossalai|alst",
+        gpt="transformers",
+        llama="transformers",
+        framework="transformers",
+    ),
+)
+UNKNOWN = Software(name="unknown software", pattern="")
+
+
+def software_of(facts: Facts) -> Software:
+    """The entry whose pattern the row's source matches; `UNKNOWN` where none does."""
+    source = facts.text.get("source", "")
+    for software in KNOWN:
+        if re.search(software.pattern, source, re.IGNORECASE):
+            return software
+    return UNKNOWN

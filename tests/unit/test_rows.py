@@ -1,0 +1,314 @@
+"""From a published row to a scenario: the general rules, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.checks import features, measured
+from sim.checks.facts import facts_of, whole
+from sim.checks.rows import NotExpressible, plan_of
+from sim.checks.scoring import score_row
+from sim.checks.software import software_of
+from tests.unit.published_rows import MPT, TITAN, row
+
+
+def document(base: dict[str, str] = TITAN, **changes: str) -> dict[str, Any]:
+    return plan_of(facts_of(row(base, **changes))).document
+
+
+def assumed(base: dict[str, str] = TITAN, **changes: str) -> str:
+    return "; ".join(plan_of(facts_of(row(base, **changes))).assumptions)
+
+
+def reason(base: dict[str, str] = TITAN, **changes: str) -> str:
+    with pytest.raises(NotExpressible) as caught:
+        plan_of(facts_of(row(base, **changes)))
+    return str(caught.value)
+
+
+def test_shapes_are_those_of_the_row() -> None:
+    model = document()["model"]
+    assert (model["layers"], model["hidden"], model["ffn_hidden"], model["vocab"]) == (2, 256, 512, 1024)
+    assert (model["heads"], model["kv_heads"], model["implementation"]) == (4, 2, "torchtitan")
+
+
+def test_a_known_name_brings_what_its_code_has() -> None:
+    model = document(model_name="Qwen2.5-7B", layers="", hidden="", ffn_hidden="", heads="", kv_heads="", vocab="")[
+        "model"
+    ]
+    assert model["preset"] == "qwen2.5-7b" and "hidden" not in model
+    assert document(model_name="Llama 3.1 8B")["model"]["preset"] == "llama-3.1-8b"
+    assert document(model_name="no such name")["model"]["preset"] == "llama-2-7b"
+
+
+def test_blanks_take_stated_defaults_and_say_so() -> None:
+    text = assumed(vocab="", ffn_hidden="", precision="", recompute="", global_batch="", fsdp_or_zero="")
+    for word in (
+        "vocabulary 32000",
+        "ffn_hidden 768",
+        "bf16 with fp32",
+        "none assumed",
+        "no gradient",
+        "sharding fsdp2",
+    ):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("a100_40gb", "a100-sxm-40gb"),
+        ("A100-SXM4-80GB (Jean Zay, 8/node)", "a100-sxm-80gb"),
+        ("H100 96GB HBM2e 2.4TB/s (500W limit, Grand Teton)", "h100-96gb-hbm2e"),
+        ("H100 (95.04 GiB usable)", "h100-96gb-hbm2e"),
+        ("H100-80GB SXM (DGX)", "h100-sxm-80gb"),
+        ("DGX-GB200", "gb200-186gb"),
+        ("B200-SXM (HBM 180GB class; 8-GPU node)", "b200-sxm-180gb"),
+        ("RTX 4090", "rtx4090-24gb"),
+    ],
+)
+def test_a_gpu_is_found_by_the_words_of_its_label(label: str, name: str) -> None:
+    assert document(gpu=label)["cluster"]["gpu"] == name
+
+
+def test_a_gpu_that_the_catalogue_lacks_is_named() -> None:
+    assert reason(gpu="RTX 5060 Ti 16GB") == "GPU RTX 5060 Ti 16GB is not in the catalogue"
+    assert reason(gpu="") == "gpu is not printed"
+
+
+def test_a_smaller_card_of_a_kind_has_its_own_memory() -> None:
+    assert document(gpu="V100-SXM2-16GB")["cluster"]["usable_memory"] == "15.75 GiB"
+    assert document(gpu="V100-SXM2-16GB")["precision"]["compute"] == "fp16"
+
+
+def test_nodes_are_the_usual_ones_unless_the_notes_print_them() -> None:
+    assert document(num_gpus="64", dp="64", global_batch="128")["cluster"] == {
+        "gpu": "h100-sxm-80gb", "gpus_per_node": 8, "nodes": 8,
+    }  # fmt: skip
+    assert document(notes="2 nodes x 4 GPUs")["cluster"]["gpus_per_node"] == 4
+    assert document(num_gpus="4", dp="4")["cluster"]["gpus_per_node"] == 4
+
+
+def test_accumulation_follows_from_the_global_batch() -> None:
+    assert document()["batch"] == {"micro_batch": 2, "seq_len": 256, "accumulation": 2}
+    assert document(micro_batch="")["batch"] == {"micro_batch": 1, "seq_len": 256, "accumulation": 4}
+    assert document(notes="step time = per ITERATION (micro-batch)")["batch"]["accumulation"] == 1
+    assert "no multiple of micro_batch 3 x dp 8" in reason(micro_batch="3")
+    assert "no multiple of micro_batch 1 x dp 8" in reason(micro_batch="", global_batch="12")
+
+
+def test_families_of_sharding() -> None:
+    assert document()["parallel"] == {"fsdp": {"degree": 8}}
+    assert "FSDP1 played as FSDP2" in assumed(fsdp_or_zero="fsdp1")
+    assert "ZeRO-3 played as FSDP2" in assumed(fsdp_or_zero="zero3")
+    kept = document(fsdp_or_zero="fsdp1 (SHARD_GRAD_OP)")["parallel"]["fsdp"]
+    assert kept == {"degree": 8, "reshard_after_forward": False}
+    assert document(num_gpus="1", dp="1", fsdp_or_zero="none")["parallel"] == {}
+    assert "sharding gemini is not known" in reason(fsdp_or_zero="gemini")
+
+
+@pytest.mark.parametrize(
+    ("label", "section"),
+    [
+        ("none", None),
+        ("full", {"every": 1}),
+        ("selective 1/3", {"every": 3}),
+        ("every 2", {"every": 2}),
+        ("selective_op (SAC)", {"every": 1, "save": ["attention", "every_second_matmul"]}),
+    ],
+)
+def test_labels_of_recomputation(label: str, section: dict[str, Any] | None) -> None:
+    assert document(recompute=label)["checkpoint"] == section
+
+
+def test_megatron_recomputes_by_a_backward_within_the_backward() -> None:
+    section = document(recompute="full", source="Megatron-LM", num_gpus="1", dp="1", fsdp_or_zero="none")["checkpoint"]
+    assert section == {"every": 1, "reentrant": True}
+
+
+def test_old_torch_recomputes_to_the_end() -> None:
+    assert document(MPT)["checkpoint"] == {"every": 1, "early_stop": False}
+
+
+def test_dtypes() -> None:
+    assert document()["precision"] == {"parameters": "fp32", "compute": "bf16", "reduce": "fp32"}
+    assert document(precision="bf16-true")["precision"]["parameters"] == "bf16"
+    assert document(MPT, notes="MP mode=PURE")["precision"]["reduce"] == "bf16"
+    assert document(precision="fp32")["precision"]["compute"] == "fp32"
+
+
+def test_the_attention_kernel_is_that_of_the_software_of_its_time() -> None:
+    assert document(MPT)["attention_kernel"] == "triton"
+    assert document()["attention_kernel"] == "flash2"
+    assert document(attention="flash (cuDNN)", gpu="B200")["attention_kernel"] == "cudnn"
+    assert document(attention="flash (cuDNN)")["attention_kernel"] == "flash3"
+    assert "attention_kernel" not in document(attention="flash (cuDNN)", gpu="A100")
+    assert "attention_kernel" not in document(attention="")
+
+
+def test_compiled_rows_are_scored_with_the_assumption_said() -> None:
+    assert "compiled in the source" in assumed(compile="yes")
+    assert document(compile="yes")["model"]["norm"] == "fused"
+    assert document()["model"]["norm"] == "manual"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tp": "2", "dp": "4"}, "tensor parallelism: scenarios have no parallel.tensor"),
+        ({"pp": "2", "dp": "4"}, "pipeline parallelism: scenarios have no parallel.pipeline"),
+        ({"cp": "2", "dp": "4"}, "context parallelism"),
+        ({"cp": "Ulysses SP=8", "dp": "1"}, "context parallelism"),
+        ({"fsdp_or_zero": "zero1 (distributed optimizer)"}, "ZeRO-1"),
+        ({"fsdp_or_zero": "zero2"}, "ZeRO-2"),
+        ({"fsdp_or_zero": "none"}, "replicated data parallelism"),
+        ({"precision": "float8 rowwise"}, "8-bit"),
+        ({"offload": "optimizer"}, "offload of states"),
+        ({"offload": "activations ratio 0.40"}, "offload of activations"),
+        ({"model_name": "Qwen3-30B-A3B"}, "experts"),
+        ({"model_name": "BERT 24L"}, "no decoder"),
+        ({"model_name": "Llama 8B LoRA"}, "adapters"),
+        ({"notes": "paged 8-bit Adam"}, "optimizer other than AdamW"),
+        ({"recompute": "partial: memory budget 0.5"}, "by a memory budget"),
+        ({"layers": "enc 12 + dec 12"}, "layers enc 12 + dec 12 is no plain number"),
+        ({"seq_len": "<=4096"}, "seq_len <=4096 is no plain number"),
+        ({"notes": "SINGLE TRANSFORMER LAYER of 22B"}, "the time is of one layer"),
+        ({"tp": "1 (2)"}, "tp 1 (2) is no plain number"),
+        ({"dp": "3"}, "dp 3 x tp 1 x pp 1 x cp 1 is not 8 GPUs"),
+        ({"micro_batch": "", "global_batch": ""}, "neither micro_batch nor global_batch"),
+    ],
+)  # fmt: skip
+def test_what_a_scenario_cannot_say_is_named(
+    changes: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "expressible", lambda path: False)
+    assert words in reason(**changes)
+
+
+def test_all_reasons_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "expressible", lambda path: False)
+    text = reason(precision="fp8", model_name="Mixtral", gpu="H800")
+    assert text.count(";") == 2
+
+
+def test_a_row_becomes_expressible_with_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "expressible", lambda path: True)
+    section = document(pp="2", tp="2", dp="2", vpp="3", sp="yes", micro_batch="2")["parallel"]
+    assert section["pipeline"] == {"degree": 2, "schedule": "interleaved", "virtual": 3}
+    assert section["tensor"] == {"degree": 2, "sequence_parallel": True}
+    assert section["fsdp"] == {"degree": 2}
+
+
+def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "expressible", lambda path: True)
+    zero = document(fsdp_or_zero="zero1 (distributed optimizer)", offload="activations ratio 0.40")
+    assert zero["parallel"] == {"data": {"degree": 8, "distributed_optimizer": True}}
+    assert zero["offload"] == {"what": "activations", "layers": "ratio 0.4"}
+    assert document(fsdp_or_zero="none")["parallel"] == {"data": {"degree": 8}}
+    assert document(offload="boundary activations")["offload"] == {"what": "checkpoint_inputs"}
+    assert document(recompute="selective_attention")["checkpoint"] == {"every": 1, "inside": ["core_attention"]}
+    kwai = document(recompute="selective_op (MLP activation func + norm)")
+    assert kwai["checkpoint"] == {"every": 1, "discard": ["norm", "activation"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule", "virtual"),
+    [
+        ({}, "1f1b", None),
+        ({"vpp": "2"}, "interleaved", 2),
+        ({"notes": "schedule=1F1B; microbatches=24"}, "1f1b", None),
+        ({"notes": "schedule=1F1B-I; zb", "vpp": "max (each layer)", "layers": "7"}, "interleaved", 4),
+        ({"notes": "schedule=ZB-1p; x"}, "zb-h1", None),
+        ({"notes": "schedule=ZB-2p; x"}, "zb-h2", None),
+        ({"notes": "schedule=ZB-V"}, "zb-v", None),
+    ],
+)
+def test_schedules_by_the_notes(
+    changes: dict[str, str], schedule: str, virtual: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "expressible", lambda path: True)
+    section = document(pp="2", dp="4", **changes)["parallel"]["pipeline"]
+    assert (section["schedule"], section.get("virtual")) == (schedule, virtual)
+
+
+def test_megatron_without_its_main_parameters_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"source": "Megatron-LM", "mlp_type": "gelu", "num_gpus": "1", "dp": "1", "fsdp_or_zero": "none"}
+    monkeypatch.setattr(features, "expressible", lambda path: path != "parallel.data")
+    assert "main parameters and gradients are not simulated" in assumed(**changes)
+    monkeypatch.setattr(features, "expressible", lambda path: True)
+    assert document(**changes)["parallel"] == {"data": {"degree": 1}}
+
+
+def test_where_recomputation_is_doubtful_both_times_are_reported() -> None:
+    doubtful, full = score_row(row(recompute="full (doubtful)")), score_row(row(recompute="full"))
+    assert doubtful.figures == full.figures
+    assert doubtful.reason.startswith("without recomputation 0.")
+
+
+def test_a_blank_micro_batch_is_the_largest_that_fits() -> None:
+    assert "micro-batch 4, the largest" in score_row(row(micro_batch="")).reason
+    long = row(micro_batch="", global_batch="64", seq_len="131072", gpu="RTX 4090")
+    assert "micro-batch 4, the largest" in score_row(long | {"layers": "1", "precision": "bf16-true"}).reason
+
+
+def test_a_section_that_the_schema_spells_otherwise_is_not_expressible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "expressible", lambda path: True)
+    score = score_row(
+        row(offload="optimizer", fsdp_or_zero="none", num_gpus="1", dp="1", recompute="selective_attention")
+    )
+    assert score.status == "not expressible" and score.reason
+
+
+def test_the_schema_is_asked_by_path() -> None:
+    assert features.expressible("parallel.fsdp.degree")
+    assert features.expressible("checkpoint")
+    assert not features.expressible("parallel.no_such_thing")
+    assert not features.expressible("torch.version")
+
+
+def test_whole_numbers_only() -> None:
+    assert [whole(text) for text in ("8", " 8.0", "0", "", "8x", "-1", "1e3")] == [8, 8, None, None, None, None, None]
+
+
+def test_times_by_the_definition_of_the_source() -> None:
+    assert measured.step_s(facts_of(row(step_time_s="2.5")), 4096) == 2.5
+    assert measured.step_s(facts_of(row()), 8 * 1000) == 0.01
+    ptdp = facts_of(row(source="Narayanan et al. 2021 PTD-P", tokens_per_s_per_gpu="", tflops_per_gpu="100"))
+    flops = 96 * 4096 * 2 * 256**2 * (1 + 256 / (6 * 256) + 1024 / (16 * 2 * 256))
+    assert measured.step_s(ptdp, 4096) == pytest.approx(flops / (8 * 100e12))
+    assert measured.step_s(facts_of(row(tokens_per_s_per_gpu="")), 4096) is None
+    assert measured.step_s(facts_of(row(step_time_s="2.5", notes="tiny, use memory only")), 4096) is None
+
+
+def test_memory_of_the_ranks_that_the_notes_name() -> None:
+    assert measured.ranks(facts_of(row()), 4) == range(4)
+    assert measured.ranks(facts_of(row(notes="peak on the LAST rank (last stage)")), 4) == range(3, 4)
+    assert measured.ranks(facts_of(row(notes="rank0 peak; rank7 less")), 8) == range(1)
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "counter"),
+    [
+        ("torchtitan benchmarks", "", "reserved"),
+        ("torchtitan PR#165", "peak_mem = ACTIVE 24.81% of 95 GiB; reserved 33 %", "active"),
+        ("Megatron-LM goldens", "torch allocated_bytes.all.peak on the last rank", "allocated"),
+        ("BigScience", "nvidia-smi style", "device"),
+        ("somebody", "", "allocated"),
+    ],
+)
+def test_memory_by_the_definition_of_the_source(source: str, notes: str, counter: str) -> None:
+    facts = facts_of(row(source=source, notes=notes))
+    assert measured.counter(facts, software_of(facts)) == counter
+
+
+def test_a_row_of_vtrain_is_read_by_its_own_columns() -> None:
+    facts = facts_of({
+        "# GPUs": "2", "global batch": "16", "micro batch": "8", "hidden size": "1024", "attention heads": "16",
+        "# layers": "24", "sequence length": "1024", "tensor parallelism": "1", "data parallelism": "2",
+        "pipeline parallelism": "1", "iteration time (ms)": "372.16",
+    })  # fmt: skip
+    assert (facts.num_gpus, facts.layers, facts.dp) == (2, 24, 2)
+    assert facts.step_time_s == pytest.approx(0.37216)
+    assert software_of(facts).name == "Megatron-DeepSpeed"
