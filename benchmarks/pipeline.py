@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/pipeline.py [SCHEDULE] [IMPLEMENTATION]
 
-GPT-3 175B, 8 stages, 64 micro-batches, two steps (default: 1f1b, nanogpt), one rank per stage without tensor
-parallelism. CPU seconds on one core, garbage collector off as in a run.
+GPT-3 175B, 8 stages, 64 micro-batches, as many steps as a run plays at first (default: 1f1b, nanogpt), one rank per
+stage without tensor parallelism. CPU seconds on one core, garbage collector off as in a run.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import time
 
 import numpy as np
 
-from sim.api import STEPS, cost_model, fit_memory
+from sim.api import STEPS_TRIED, cost_model, device_memory
 from sim.engine.play import play
+from sim.engine.steady import find_cycle
 from sim.program.collector import without_collector
 from sim.program.program import Row
+from sim.runtime.extend import RECORDED_STEPS, cut, extend
 from sim.runtime.lower import lower
 from sim.runtime.record import record
 from sim.scenario import load_text
@@ -50,11 +52,18 @@ def main() -> None:
     setup = load_text(SCENARIO.format(schedule=schedule, implementation=implementation), "benchmark").strategies[0]
     clock = Clock()
     with without_collector():
-        programs = [record(setup, STEPS, rank=rank) for rank in range(setup.stages)]
+        recorded = [record(setup, RECORDED_STEPS, rank=rank) for rank in range(setup.stages)]
+        clock.past("record", f"{RECORDED_STEPS} steps")
+        steps = STEPS_TRIED[0]
+        programs = [extend(program, steps) for program in recorded]
         kernels = sum(int(np.sum(program.row_kind == Row.LAUNCH)) for program in programs)
-        clock.past("record", f"{kernels:,} kernels")
-        memories = [fit_memory(setup, program)[0] for program in programs]
+        clock.past("extend", f"{steps} steps, {kernels:,} kernels")
+        memories = [device_memory(setup, program) for program in programs]
         clock.past("allocator", f"{sum(memory.played for memory in memories):,} memory events")
+        cycle = find_cycle(memories)
+        steps = steps if cycle is None else cycle.steps
+        programs = [cut(program, steps) for program in programs]
+        clock.past("cycle", "none yet" if cycle is None else f"settled after {steps} steps")
         lowered = lower(programs, cost_model(setup), setup.mesh)
         clock.past("lower", f"{sum(len(rank.kind) for rank in lowered.world.ranks):,} rows of the world")
         played = play(lowered.world)

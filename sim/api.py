@@ -20,6 +20,7 @@ from sim.runtime.record import record
 from sim.runtime.schedules import in_flight, order, stages_of
 from sim.scenario import load_scenario
 from sim.scenario.setup import Scenario, Setup
+from sim.timeline.copies import Copies, copies_of, host_peak_bytes
 from sim.timeline.lanes import Lanes, make_lanes
 from sim.timeline.memory import MemoryTimeline, Peak
 from sim.timeline.metrics import (
@@ -102,6 +103,10 @@ class Outcome:
     owners: dict[Owner, int]
     time: StepTime | None
     utilization: Utilization | None
+    copies: Copies | None
+    """Copies between GPU and host; None without any, and where there are no times."""
+    host_peak_bytes: int
+    """Host memory of one rank at its peak, for what its GPU does not hold."""
     step_sigma: float | None
     """Relative sigma of the step time, from the spread of the sources behind the cost profile."""
     ranks: tuple[RankOutcome, ...]
@@ -127,6 +132,16 @@ class Outcome:
     def capacity_bytes(self) -> int:
         """What PyTorch's allocator can get: usable device memory less context and communicators."""
         return self.setup.cluster.usable_memory_bytes - outside_bytes(self.setup)
+
+    @property
+    def node_host_bytes(self) -> int:
+        """Host memory of all ranks of a node, at the peak."""
+        return self.host_peak_bytes * min(self.setup.cluster.gpus_per_node, self.setup.mesh.size)
+
+    @property
+    def fits_host(self) -> bool:
+        """Is the node's main memory large enough for that? (What else runs there is not counted.)"""
+        return self.node_host_bytes <= self.setup.cluster.host_memory_bytes
 
     @property
     def headroom_bytes(self) -> int:
@@ -193,6 +208,8 @@ def simulate_setup(setup: Setup) -> Outcome:
         owners=owners,
         time=time,
         utilization=utilization(setup, time) if time is not None else None,
+        copies=copies_of(worst.lanes) if worst.lanes is not None and time is not None else None,
+        host_peak_bytes=max(host_peak_bytes(program) for program in programs),
         step_sigma=step_sigma(worst.lanes, cost_model(setup), time.step_ns)
         if worst.lanes is not None and time is not None
         else None,

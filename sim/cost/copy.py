@@ -1,16 +1,21 @@
-"""Time of a copy between GPU and host: t = t0 + bytes / B over the host link.
+"""Time of a copy between GPU and host: t = t0 + bytes / B over the host link, and what such copies share.
 
 Source: COSTS.md 4 (a few sizes of single machines, not fitted).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
 
-from sim.cost.figures import Figures
+from sim.cost.figures import Figure, Figures
+from sim.cost.gpu import Gpu
+from sim.cost.profile import flatten, read_yaml
+from sim.program.kernels import CopyDirection
 
-Direction = Literal["host_to_device", "device_to_host"]
+Direction = CopyDirection
+NUMA_HALVES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +37,45 @@ def copy_cost(figures: Figures, size_bytes: int, direction: Direction, pinned: b
     if not pinned:
         bandwidth *= figures["copy.pageable_fraction"]
     return CopyCost(round(figures["copy.fixed_us"] * 1e3), size_bytes, bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class HostLinks:
+    """Capacities between one GPU and its host, in bytes/s: each direction, and both together.
+
+    `shared`: the least of what one link carries both ways and this GPU's part of its NUMA half of host memory, all
+    GPUs of the node copying alike.
+    """
+
+    device_to_host_bytes_per_s: float
+    host_to_device_bytes_per_s: float
+    shared_bytes_per_s: float
+
+
+def host_links(figures: Figures, gpu: Gpu, gpus_per_node: int) -> HostLinks:
+    """The links of one of `gpus_per_node` GPUs that copy at the same time."""
+    down, up = (figures[f"copy.{way}_gb_per_s"] * 1e9 for way in ("device_to_host", "host_to_device"))
+    host = Figures("host_links.yaml", dict(host_figures(gpu)))
+    if "gpu_gb_per_s" in host:
+        memory = host["gpu_gb_per_s"] * 1e9 / (2 if "shared by two" in gpu.host_link else 1)
+    else:
+        memory = host["half_gb_per_s"] * 1e9 / -(-gpus_per_node // NUMA_HALVES)
+    return HostLinks(down, up, min(max(down, up) * host["both_directions"], memory))
+
+
+def host_figures(gpu: Gpu) -> Iterator[tuple[str, Figure]]:
+    """The figures of `host_links.yaml` for the generation of a GPU's host link."""
+    yield from _host_figures(_generation(gpu.host_link))
+
+
+def _generation(link: str) -> str:
+    """PCIe by its number, 4 where there is none (cards on other links are taken for their contemporaries)."""
+    if "C2C" in link:
+        return "c2c"
+    number = next((character for character in link.partition("PCIe")[2] if character.isdigit()), "4")
+    return f"pcie-{min(max(int(number), 3), 5)}"
+
+
+@cache
+def _host_figures(generation: str) -> tuple[tuple[str, Figure], ...]:
+    return tuple(flatten("host_links.yaml", read_yaml("host_links.yaml")[generation]))

@@ -39,6 +39,11 @@ class Gpu(Protocol):
     def gpu_link_bytes_per_s(self) -> float: ...
 
     @property
+    def host_link(self) -> str:
+        """PCIe with its generation, e.g. "PCIe 5 x16", or NVLink-C2C."""
+        ...
+
+    @property
     def host_link_bytes_per_s(self) -> float: ...
 
     @property

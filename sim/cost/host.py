@@ -35,7 +35,9 @@ class HostForm:
         return self._ns("event_us")
 
     def work_ns(self, work: HostWork) -> int:
-        """`work.count` times the named work. Raises CostError for a name without a figure."""
+        """`work.count` times the named work or driver call. Raises CostError for a name without a figure."""
+        if f"driver.{work.name}_us" in self.figures:
+            return work.count * self.driver_call_ns(work.name)
         return work.count * self._one_of("host work", "work", work.name)
 
     def driver_call_ns(self, kind: str) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from sim.cost.attention import AttentionForm, AttentionTime, attention_root
 from sim.cost.collective import CollectiveCost, CollectiveForm, Placement
-from sim.cost.copy import CopyCost, Direction, copy_cost
+from sim.cost.copy import CopyCost, Direction, HostLinks, copy_cost, host_figures, host_links
 from sim.cost.figures import CostError, Figure, unknown
 from sim.cost.gemm import GemmForm, GemmTime, gemm_root
 from sim.cost.gpu import Gpu
@@ -109,6 +109,10 @@ class CostModel:
         """Latency and flow of a copy between this GPU and its host."""
         return copy_cost(self.profile.figures, size_bytes, direction, pinned)
 
+    def host_links(self, gpus_per_node: int) -> HostLinks:
+        """What copies of one GPU share, with `gpus_per_node` of them copying alike."""
+        return host_links(self.profile.figures, self.gpu, gpus_per_node)
+
     def uncertainty(self, work: Work) -> float:
         """Relative sigma of the time of `work`, from the spread between sources; 0 where the duration is given.
 
@@ -169,6 +173,8 @@ class CostModel:
         yield from self.profile.figures
         for name, figure in self.host.figures:
             yield f"host.{name}", figure
+        for name, figure in host_figures(self.gpu):
+            yield f"host_link.{name}", figure
 
     def _time(self, work: KernelWork) -> GemmTime | AttentionTime | MemoryTime:
         figures, work = self.profile.figures, self._run(work)

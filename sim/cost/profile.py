@@ -77,13 +77,18 @@ def profile_for(gpu: Gpu, name: str | None = None) -> Profile:
 
     A profile of another GPU may be named on purpose; its figures are then labelled scaled.
     """
-    listing = next((p for p in map(load_profile, profile_names()) if gpu.name in p.gpus), None)
+    listing = next((p for p in map(load_profile, _mentioning(gpu.name)) if gpu.name in p.gpus), None)
     if name == assumed_name(gpu) or (name is None and listing is None):
         return assumed_profile(gpu)
     if listing is not None and name in (None, listing.name):
         return listing
     chosen = load_profile(name or "")
     return Profile(chosen.name, chosen.description, (gpu.name,), chosen.figures.overlaid(chosen.name, {}, chosen.name))
+
+
+def _mentioning(word: str) -> list[str]:
+    """Names of the profiles whose text has the word: the others need no parsing."""
+    return [name for name in profile_names() if word in _text(f"profiles/{name}.yaml")]
 
 
 def assumed_name(gpu: Gpu) -> str:
@@ -132,8 +137,11 @@ def scale(figure: Figure, factor: float, rule: str) -> Figure:
 
 def read_yaml(path: str) -> dict[str, Any]:
     """A YAML file of this package as plain dicts. Raises ruamel's error for duplicate keys."""
-    text = files(__package__).joinpath(path).read_text(encoding="utf-8")
-    return cast("dict[str, Any]", YAML(typ="safe", pure=True).load(text))
+    return cast("dict[str, Any]", YAML(typ="safe", pure=True).load(_text(path)))
+
+
+def _text(path: str) -> str:
+    return files(__package__).joinpath(path).read_text(encoding="utf-8")
 
 
 def flatten(

@@ -24,28 +24,35 @@ class Computing(Protocol):
         """How many of its streams are inside a burst."""
 
 
-def share(caps: Sequence[float], paths: Sequence[Sequence[int]], capacity: Sequence[float]) -> list[float]:
-    """Max-min fair rates of flows with these caps and paths (link numbers); a flow without links gets its cap.
+def share(
+    caps: Sequence[float],
+    paths: Sequence[Sequence[int]],
+    capacity: Sequence[float],
+    weights: Sequence[int] | None = None,
+) -> list[float]:
+    """Max-min fair rates of flows with these caps, paths (link numbers) and weights (shares; None: one each).
 
-    All rates rise together, and a flow stops at its cap or when a link on its path is full. The link with the smallest
-    share for each of its flows fills first: whoever has a cap below that share stops there, else its own flows stop.
+    A flow without links gets its cap. All rates rise together, each in proportion to its weight, and a flow stops at
+    its cap or when a link on its path is full. The link with the smallest share for its flows fills first: whoever has a
+    cap below that stops there, else the link's own flows stop.
     """
+    weights = weights or [1] * len(caps)
     room: dict[int, float] = {}
-    users: dict[int, int] = {}
-    for path in paths:
+    users: dict[int, int] = {}  # shares on a link
+    for path, weight in zip(paths, weights):
         for link in path:
             room[link] = capacity[link]
-            users[link] = users.get(link, 0) + 1
+            users[link] = users.get(link, 0) + weight
     rising = dict(enumerate(caps))
     rates = [0.0] * len(caps)
     while rising:
         fair, tightest = min(((room[link] / n, link) for link, n in users.items() if n), default=(math.inf, -1))
-        stopped = [flow for flow, cap in rising.items() if cap <= fair]
+        stopped = [flow for flow, cap in rising.items() if cap <= fair * weights[flow]]
         for flow in stopped or [flow for flow in rising if tightest in paths[flow]]:
-            rates[flow] = rate = min(rising.pop(flow), fair)
+            rates[flow] = rate = min(rising.pop(flow), fair * weights[flow])
             for link in paths[flow]:
                 room[link] -= rate
-                users[link] -= 1
+                users[link] -= weights[flow]
     return rates
 
 
@@ -133,7 +140,12 @@ class Fabric:
         changed, self._changed = self._changed, {}
         flows = self._connected(changed)
         now_ns = self._env.now
-        shares = share([flow.cap() for flow in flows], [flow.meeting.links for flow in flows], self._capacity)
+        shares = share(
+            [flow.cap() for flow in flows],
+            [flow.meeting.links for flow in flows],
+            self._capacity,
+            [flow.meeting.weight for flow in flows],
+        )
         for flow, rate in zip(flows, shares):
             if rate != flow.rate:
                 flow.change_rate(now_ns, rate)

@@ -28,6 +28,8 @@ class Source:
 
 DATASHEET = Source("datasheet", "vendor data sheet")
 GIVEN = Source("given", "set in the scenario")
+HOST_MEMORY_PER_GPU_BYTES = 256 << 30
+HOST_MEMORY = Source("assumed", "256 GiB per GPU, as the usual 2 TiB of a node with eight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +101,10 @@ class Cluster:
     usable_memory_bytes: int
     context_bytes: int
     communicator_bytes: int
+    host_memory_bytes: int
+    """Main memory of one node."""
     sources: tuple[tuple[str, Source], ...] = ()
-    """Sources of the last four figures."""
+    """Sources of the last five figures."""
 
     @property
     def gpus(self) -> int:
@@ -142,6 +146,7 @@ def make_cluster(
     usable_memory_bytes: int | None = None,
     context_bytes: int | None = None,
     communicator_bytes: int | None = None,
+    host_memory_bytes: int | None = None,
 ) -> Cluster:
     """A cluster with the catalogue's figures where nothing else is given; `network_bytes_per_s` is per GPU."""
     given: dict[str, int | None] = {
@@ -149,16 +154,20 @@ def make_cluster(
         "usable_memory_bytes": usable_memory_bytes,
         "context_bytes": context_bytes,
         "communicator_bytes": communicator_bytes,
+        "host_memory_bytes": host_memory_bytes,
     }
+    in_node = gpus_per_node or gpu.node.gpus
     default = {
         "network_bytes_per_s": gpu.node.network_bytes_per_s,
         "usable_memory_bytes": gpu.usable_memory_bytes,
         "context_bytes": gpu.context_bytes,
         "communicator_bytes": gpu.communicator_bytes,
+        "host_memory_bytes": HOST_MEMORY_PER_GPU_BYTES * in_node,
     }
     figures = {key: default[key] if value is None else value for key, value in given.items()}
-    sources = tuple((key, gpu.source(key) if value is None else GIVEN) for key, value in given.items())
-    return Cluster(gpu=gpu, gpus_per_node=gpus_per_node or gpu.node.gpus, nodes=nodes, sources=sources, **figures)
+    known = {**dict(gpu.sources), "host_memory_bytes": HOST_MEMORY}
+    sources = tuple((key, known[key] if value is None else GIVEN) for key, value in given.items())
+    return Cluster(gpu=gpu, gpus_per_node=in_node, nodes=nodes, sources=sources, **figures)
 
 
 @cache

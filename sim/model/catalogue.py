@@ -1,17 +1,15 @@
-"""Models by name or from a Hugging Face config.json, completed with what an implementation's code does.
+"""Models by name, completed with what an implementation's code does.
 
-Shapes come from `presets.yaml` or the user's config.json; which tensors are saved depends on whose code runs
+Shapes come from `presets.yaml` or the user's config.json (`huggingface`); which tensors are saved depends on whose code runs
 (`IMPLEMENTATIONS`); any field may then be overridden. The result is a checked `ModelConfig`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -80,6 +78,10 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
 """What each code can do instead; a field that is not named here takes any value."""
 
 
+MOST, MOST_LAYERS = 10**9, 10_000
+"""Limits that keep a slip of the keyboard from filling the memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing wrong with a model: the field to blame, its value, what is the matter, the names allowed (if any)."""
@@ -140,13 +142,17 @@ def build_model(
 
 
 def check_shapes(values: Fields) -> list[Fault]:
-    """What cannot be built: counts below 1, heads that do not divide hidden, kv_heads that do not divide heads."""
+    """What cannot be built: counts below 1 or absurd, heads that do not divide hidden, kv_heads that do not divide heads."""
     counts = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "max_positions")
     faults = [
         Fault(field, values[field], "a count of at least 1 is expected")
         for field in counts
         if field in values and (type(values[field]) is not int or values[field] < 1)
     ]
+    for field in counts:
+        most = MOST_LAYERS if field == "layers" else MOST
+        if not faults and values.get(field, 1) > most:
+            faults.append(Fault(field, values[field], f"at most {most:,} is expected"))
     if faults:
         return faults
     hidden, heads, kv_heads = values["hidden"], values["heads"], values["kv_heads"]
@@ -175,86 +181,6 @@ def overridable_fields() -> tuple[str, ...]:
     """Fields of ModelConfig that a scenario may set one by one."""
     fixed = ("name", "family", "implementation")
     return tuple(field.name for field in fields(ModelConfig) if field.name not in fixed)
-
-
-LLAMA_KEYS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "ffn_hidden": "intermediate_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocab": "vocab_size",
-    "max_positions": "max_position_embeddings",
-    "tied_embeddings": "tie_word_embeddings",
-}
-GPT2_KEYS = {
-    "layers": "n_layer",
-    "hidden": "n_embd",
-    "ffn_hidden": "n_inner",
-    "heads": "n_head",
-    "vocab": "vocab_size",
-    "max_positions": "n_positions",
-    "tied_embeddings": "tie_word_embeddings",
-}
-OPTIONAL_KEYS = ("kv_heads", "head_dim", "tied_embeddings", "ffn_hidden")
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
-LLAMA_ACTIVATIONS = {"silu": "silu"}
-GPT2_ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-
-
-def read_huggingface_config(path: Path) -> Fields:
-    """Shapes from a Hugging Face config.json of a model type in MODEL_TYPES. Raises ModelError, all faults at once.
-
-    transformers' defaults fill keys that a file may leave out: biases in q, k, v of Qwen2, RMSNorm on q and k of Qwen3,
-    tied embeddings and 4 x hidden of GPT-2.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError([Fault("config", str(path), (error.strerror or "cannot be read").lower())]) from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError([Fault("config", str(path), f"not a JSON file: {error}")]) from None
-    model_type = data.get("model_type") if isinstance(data, dict) else None
-    if model_type not in MODEL_TYPES:
-        raise ModelError([Fault("config", str(path), f"model_type {model_type} is not known;", MODEL_TYPES)])
-    shapes = _read_keys(path, data, GPT2_KEYS if model_type == "gpt2" else LLAMA_KEYS)
-    key, known = (
-        ("activation_function", GPT2_ACTIVATIONS) if model_type == "gpt2" else ("hidden_act", LLAMA_ACTIVATIONS)
-    )
-    shapes["activation"] = known.get(str(data.get(key, next(iter(known)))))
-    if shapes["activation"] is None:
-        raise ModelError([Fault("config", str(path), f"{key} {data[key]} is not known;", tuple(known))])
-    if model_type == "gpt2":
-        shapes.setdefault("ffn_hidden", 4 * shapes["hidden"])
-        shapes.setdefault("tied_embeddings", True)
-        return {"family": "gpt", **shapes}
-    if model_type == "qwen2":
-        shapes["qkv_bias"] = True
-    elif model_type == "qwen3":
-        shapes["qk_norm"] = True
-        shapes.setdefault("head_dim", 128)
-    if data.get("attention_bias") is True and model_type != "qwen2":
-        raise ModelError(
-            [Fault("config", str(path), "attention_bias: true is not modelled (it also biases the output)")]
-        )
-    return {"family": "llama", **shapes}
-
-
-def _read_keys(path: Path, data: Mapping[str, Any], keys: Mapping[str, str]) -> Fields:
-    shapes, faults = {}, []
-    for field, key in keys.items():
-        value = data.get(key)
-        if value is None:
-            if field not in OPTIONAL_KEYS or (field == "ffn_hidden" and keys is LLAMA_KEYS):
-                faults.append(Fault("config", str(path), f"{key} is missing"))
-        elif type(value) is not (bool if field == "tied_embeddings" else int):
-            faults.append(Fault("config", str(path), f"{key} is {value!r}, a number is expected"))
-        else:
-            shapes[field] = value
-    if faults:
-        raise ModelError(faults)
-    return shapes
 
 
 @cache

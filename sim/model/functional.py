@@ -68,11 +68,6 @@ def softmax(x: Tensor, dtype: str | None = None) -> Tensor:
     return call("softmax", x, dtype)
 
 
-def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
-    """x where mask is false, a constant elsewhere; mask broadcasts."""
-    return call("masked_fill", x, mask)
-
-
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """[n, m, k] x [n, k, o]."""
     return call("bmm", a, b)

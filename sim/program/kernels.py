@@ -116,6 +116,18 @@ class Collective:
     dtype: str = "bf16"
 
 
+CopyDirection = Literal["device_to_host", "host_to_device"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy between the GPU and its host's memory. `pinned`: the host side is page-locked, so that it needs no staging."""
+
+    direction: CopyDirection
+    bytes: int
+    pinned: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """What one pipeline stage hands to another: hidden states of a micro-batch, or (`backward`) their gradient.

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.program.kernels import Collective, HostWork, Kernel, Transfer
+from sim.program.kernels import Collective, HostCopy, HostWork, Kernel, Transfer
 
 Ints = npt.NDArray[np.int64]
 
 
 class Row(IntEnum):
     """Kinds of rows. `argument` is: kernel number, event number (RECORD, WAIT, SYNC), collective number, host-work number,
-    transfer number (SEND, RECEIVE)."""
+    transfer number (SEND, RECEIVE), copy number."""
 
     LAUNCH = 0
     RECORD = 1
@@ -31,6 +31,7 @@ class Row(IntEnum):
     HOST = 5
     SEND = 6
     RECEIVE = 7
+    COPY = 8
 
 
 class Mem(IntEnum):
@@ -82,9 +83,10 @@ COMPUTE, ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = range(5)
 TENSOR, DATA = 5, 6  # NCCL streams of Megatron's tensor-parallel and data-parallel communicators
 # Those of a pipeline: to and from the ranks of the next and the previous stages.
 SEND_NEXT, SEND_PREVIOUS, RECEIVE_NEXT, RECEIVE_PREVIOUS = range(7, 11)
+DEVICE_TO_HOST, HOST_TO_DEVICE = 11, 12  # those of streamed offload
 STREAM_NAMES = (
     "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel", "data_parallel",
-    "send_next", "send_previous", "receive_next", "receive_previous",
+    "send_next", "send_previous", "receive_next", "receive_previous", "device_to_host", "host_to_device",
 )  # fmt: skip
 
 
@@ -140,6 +142,13 @@ class Program:
     events: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
+    copies: list[HostCopy] = field(default_factory=list)
+    host_row: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Rows issued before each change of host memory."""
+    host_bytes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Bytes of host memory that the rank holds from then on for what its GPU does not."""
+    host_used: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of these, bytes that anything lies in; the rest waits in the cache of pinned blocks."""
 
     def where(self, packed: int) -> tuple[Phase, str, str]:
         """Phase, module path and operator that a packed `where` stands for."""

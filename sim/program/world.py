@@ -119,6 +119,7 @@ class Meeting:
     cap_bytes_per_ns: float = math.inf  # what this transfer reaches alone, by protocol or calibration
     slow: float = 1.0  # factor on the cap while any party's GPU computes
     level: int = 0  # 0 disturbs nobody
+    weight: int = 1  # on a shared link it gets so many shares
     ranks: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -134,6 +135,8 @@ class Meeting:
             yield f"{self.bytes} bytes after {self.latency_ns} ns: neither may be negative"
         if not self.cap_bytes_per_ns > 0 or not 0 < self.slow < math.inf:
             yield f"cap {self.cap_bytes_per_ns} bytes/ns, slowed by {self.slow}: both must be above zero"
+        if self.weight < 1:
+            yield f"weight {self.weight}: at least one share"
         if self.bytes > 0 and not self.links and self.cap_bytes_per_ns == math.inf:
             yield "bytes without a link need a cap"
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
-from rich.text import Text
 
 from sim.api import load
-from sim.report.console import Column, Unit, table_of, verdict
+from sim.report.console import Unit, verdict
 from sim.report.errors import cannot_write
-from sim.report.figure import compare_figure
+from sim.report.figure import compare_figure, save
 from sim.report.files import write_atomically
 from sim.report.picture import Picture
 from sim.report.read import read_run
 from sim.report.runner import Task, play_all
 from sim.report.summary import StrategySummary
+from sim.report.tables import Cell, Column, strategy_tables
 from sim.report.words import NOTHING, duration_of, whole
+from sim.scenario.problems import Problem, ScenarioError
 from sim.units import format_bytes
-
-Cell = Callable[[StrategySummary], str | Text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,32 @@ class Entry:
     scenario: str
     summary: StrategySummary
     picture: Picture | None
+    source: Path
+    """Run folder or scenario file, without its ending."""
 
 
 def gather(paths: Sequence[Path], jobs: int | None = None) -> list[Entry]:
     """Entries of scenario files (played now, all in one go), run folders and summary files, in the order given.
 
-    Raises ScenarioError for the first scenario with problems, RunError for the rest.
+    Raises ScenarioError with the problems of all scenarios, RunError for the rest.
     """
-    read = [_read(path) for path in paths]
+    read: list[tuple[list[Entry], list[Task]]] = []
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            read.append(_read(path))
+        except ScenarioError as error:
+            problems += error.problems
+    if problems:
+        raise ScenarioError(problems)
     tasks = [task for _, found in read for task in found]
     answers = iter(play_all(tasks, jobs))
     entries: list[Entry] = []
     for known, found in read:
         entries += known
         for task, answer in zip(found, answers):
-            entries.append(Entry(task.scenario.name, answer.summary, answer.picture))
+            source = task.scenario.path.with_suffix("") if task.scenario.path else Path(task.scenario.name)
+            entries.append(Entry(task.scenario.title, answer.summary, answer.picture, source))
     return entries
 
 
@@ -57,14 +68,15 @@ def _read(path: Path) -> tuple[list[Entry], list[Task]]:
     return [], [Task(scenario=scenario, setup=setup, picture=True, search=False) for setup in scenario.strategies]
 
 
-def compare_table(entries: Sequence[Entry]) -> Table:
+def compare_tables(entries: Sequence[Entry], width: int) -> list[Table]:
     """One row per strategy; differences are against the first row."""
     strategies = [entry.summary for entry in entries]
-    names = entry_names(entries)
     unit = Unit.of(strategies)
     first = strategies[0]
 
-    def relative(figure: Callable[[StrategySummary], float | None], shown: Callable[[float | None], str]) -> Cell:
+    def relative(
+        figure: Callable[[StrategySummary], float | None], shown: Callable[[float | None], str]
+    ) -> Callable[[StrategySummary], Cell]:
         def cell(s: StrategySummary) -> str:
             value, base = figure(s), figure(first)
             if value is None or not base or s is first:
@@ -73,22 +85,20 @@ def compare_table(entries: Sequence[Entry]) -> Table:
 
         return cell
 
-    def more(figure: Callable[[StrategySummary], int]) -> Cell:
+    def more(figure: Callable[[StrategySummary], int]) -> Callable[[StrategySummary], Cell]:
         return lambda s: (
             unit.of_bytes(figure(s)) + ("" if s is first else f" {_signed(figure(s) - figure(first), unit)}")
         )
 
-    return table_of(
-        "strategy",
-        strategies,
+    columns = [
         Column("step", relative(lambda s: s.step_time_s, duration_of)),
         Column("tok/s/GPU", relative(lambda s: s.tokens_per_s_per_gpu, whole)),
         Column(f"active {unit.name}", more(lambda s: s.peak_active_bytes)),
         Column("reserved", more(lambda s: s.peak_reserved_bytes)),
         Column("recompute", _recompute),
         Column("fits", lambda s: verdict(s, unit), "left"),
-        names=names,
-    )
+    ]
+    return strategy_tables("strategy", strategies, columns, width, entry_names(entries))
 
 
 def _signed(count: int, unit: Unit) -> str:
@@ -101,9 +111,17 @@ def _recompute(s: StrategySummary) -> str:
 
 
 def entry_names(entries: Sequence[Entry]) -> list[str]:
-    """Strategy names, with the scenario's where there are several."""
+    """Strategy names: with the scenario's where there are several, with the folder's where those are alike too."""
     several = len({entry.scenario for entry in entries}) > 1
-    return [f"{e.scenario}/{e.summary.name}" if several else e.summary.name for e in entries]
+    names = [f"{e.scenario}/{e.summary.name}" if several else e.summary.name for e in entries]
+    if len(set(names)) < len(names):
+        names = [f"{e.source}/{e.summary.name}" for e in entries]
+    earlier: Counter[str] = Counter()
+    for number, name in enumerate(names):
+        earlier[name] += 1
+        if earlier[name] > 1:
+            names[number] = f"{name} ({earlier[name]})"
+    return names
 
 
 def token_warning(entries: Sequence[Entry]) -> str | None:
@@ -124,7 +142,7 @@ def write_comparison(out: Path, entries: Sequence[Entry]) -> Path | None:
     path = out / "compare.png"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: compare_figure(cells).savefig(file, format="png"))
+        write_atomically(path, lambda file: save(compare_figure(cells), file))
     except OSError as error:
         raise cannot_write(error, path) from None
     return path

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TextIO
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from sim.report.files import FILES
-from sim.report.summary import OutOfMemory, RunSummary, StrategySummary
-from sim.report.words import NOTHING, duration_of, duration_with_range, place, short_op, whole
+from sim.report.offload import host_footnote, offload_columns, offload_explanation
+from sim.report.summary import Evidence, OutOfMemory, RunSummary, StrategySummary
+from sim.report.tables import LONGEST_NAME, Column, strategy_tables
+from sim.report.words import (
+    ASCII,
+    NOTHING,
+    UNICODE,
+    Signs,
+    duration_of,
+    duration_with_range,
+    place,
+    short_op,
+    whole,
+)
 from sim.units import format_bytes
 
 PLAIN_WIDTH = 120
@@ -24,8 +35,6 @@ TIGHT = 0.05
 """Less headroom than this share of the device is called tight."""
 SHOWN_OWNERS, SHOWN_SHARE = 5, 0.01
 """So many owners of a peak are named, if they hold such a share of it."""
-LONGEST_NAME = 28
-"""Longer names of strategies are folded."""
 
 GOOD, TIGHT_STYLE, BAD, DIM = "green", "yellow", "bold red", "dim"
 
@@ -41,8 +50,14 @@ def make_console(file: TextIO | None = None) -> Console:
 def show_run(console: Console, run: RunSummary, folders: Sequence[Path] = ()) -> None:
     """The whole screen of one scenario; `folders` have been written."""
     console.print(headline(run), "")
-    for table in (main_table(run.strategies), time_table(run.strategies), memory_table(run.strategies)):
-        if len(table.columns) > 1:
+    signs = ASCII if console.options.ascii_only else UNICODE
+    for heading, columns in (
+        ("strategy", main_columns(run.strategies, signs)),
+        ("time", TIME_COLUMNS),
+        (f"{Unit.of(run.strategies).name}, first {signs.arrow} later", memory_columns(run.strategies, signs)),
+        ("offload", offload_columns(BAD)),
+    ):
+        for table in strategy_tables(heading, run.strategies, columns, console.width):
             console.print(table, "")
     console.print(explanations(run.strategies), "")
     for line in footnotes(run):
@@ -58,90 +73,60 @@ def headline(run: RunSummary) -> Text:
     tokens = sorted({s.tokens_per_step for s in run.strategies if s.tokens_per_step})
     parts = [run.description or run.model, f"{run.gpus} x {run.gpu}"]
     parts += [f"{' or '.join(f'{count:,}' for count in tokens)} tokens/step"] if tokens else []
-    return Text.assemble((run.scenario, "bold"), ": ", " | ".join(parts))
+    return Text.assemble((run.title, "bold"), ": ", " | ".join(parts))
 
 
-def main_table(strategies: Sequence[StrategySummary]) -> Table:
+def main_columns(strategies: Sequence[StrategySummary], signs: Signs) -> list[Column]:
     """What decides: speed, memory, the cause of the peak, room left."""
     unit = Unit.of(strategies)
-    return table_of(
-        "strategy",
-        strategies,
-        Column("step", lambda s: duration_with_range(s.step_time_s, s.step_time_relative_sigma)),
+    return [
+        Column("step", lambda s: duration_with_range(s.step_time_s, s.step_time_relative_sigma, signs)),
         Column("tok/s/GPU", lambda s: whole(s.tokens_per_s_per_gpu)),
         Column("MFU", lambda s: percent(s.mfu)),
         Column(f"active {unit.name}", lambda s: unit.of_bytes(s.peak_active_bytes)),
         Column("reserved", lambda s: unit.of_bytes(s.peak_reserved_bytes)),
         Column("peak is in", lambda s: place(s.peak.phase, s.peak.layer), "left"),
         Column(_fits_heading(strategies), lambda s: verdict(s, unit), "left"),
-    )
+    ]
 
 
-def time_table(strategies: Sequence[StrategySummary]) -> Table:
-    """Where the step's time goes."""
-    return table_of(
-        "time",
-        strategies,
-        Column("first step", lambda s: duration_of(s.first_step.step_time_s)),
-        Column("HFU", lambda s: percent(s.hfu)),
-        Column("recompute", recomputed),
-        Column("exposed comm.", lambda s: duration_of(s.exposed_communication_s)),
-        Column("host-bound", lambda s: duration_of(s.host_bound_s)),
-        Column("bubble", lambda s: percent(s.bubble_fraction)),
-        Column("gathers", lambda s: whole(s.all_gathers or None)),
-        Column("scatters", lambda s: whole(s.reduce_scatters or None)),
-    )
+TIME_COLUMNS = (
+    Column("first step", lambda s: duration_of(s.first_step.step_time_s)),
+    Column("HFU", lambda s: percent(s.hfu)),
+    Column("recompute", lambda s: recomputed(s)),
+    Column("exposed comm.", lambda s: duration_of(s.exposed_communication_s)),
+    Column("host-bound", lambda s: duration_of(s.host_bound_s)),
+    Column("bubble", lambda s: percent(s.bubble_fraction)),
+    Column("gathers", lambda s: whole(s.all_gathers or None)),
+    Column("scatters", lambda s: whole(s.reduce_scatters or None)),
+)
+"""Where the step's time goes."""
 
 
-def memory_table(strategies: Sequence[StrategySummary]) -> Table:
+def memory_columns(strategies: Sequence[StrategySummary], signs: Signs) -> list[Column]:
     """Peaks of the first step and, where they differ, of every later one."""
     unit = Unit.of(strategies)
 
     def both(peak: str) -> Callable[[StrategySummary], str]:
-        return lambda s: unit.both(getattr(s.first_step, peak), getattr(s, peak))
+        return lambda s: unit.both(getattr(s.first_step, peak), getattr(s, peak), signs)
 
-    return table_of(
-        f"{unit.name}, first > later steps",
-        strategies,
+    return [
         Column("allocated", both("peak_allocated_bytes")),
         Column("active", both("peak_active_bytes")),
         Column("reserved", both("peak_reserved_bytes")),
         Column("device use", both("peak_device_bytes")),
-        Column("largest batch", lambda s: whole(s.largest_micro_batch)),
-    )
+        Column("largest batch", largest_batch),
+    ]
+
+
+def largest_batch(s: StrategySummary) -> str:
+    least = ">= " if s.largest_micro_batch_is_lower_bound else ""
+    return f"{least}{whole(s.largest_micro_batch)}"
 
 
 def _fits_heading(strategies: Sequence[StrategySummary]) -> str:
     usable = {s.usable_device_bytes for s in strategies}
     return f"fits {format_bytes(usable.pop())}" if len(usable) == 1 else "fits"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A figure of every strategy under a heading."""
-
-    heading: str
-    cell: Callable[[StrategySummary], str | Text]
-    justify: Literal["left", "right"] = "right"
-
-
-def table_of(
-    heading: str, strategies: Sequence[StrategySummary], *columns: Column, names: Sequence[str] | None = None
-) -> Table:
-    """One row per strategy, by its name or another; a column without any figure is left out."""
-    names = names or [s.name for s in strategies]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    widest = max(len(name) for name in (heading, *names))
-    table.add_column(heading, style="bold", overflow="fold", no_wrap=widest <= LONGEST_NAME)
-    cells = []
-    for column in columns:
-        values = [column.cell(s) for s in strategies]
-        if any(str(value) != NOTHING for value in values):
-            table.add_column(column.heading, justify=column.justify, overflow="fold")
-            cells.append(values)
-    for row, name in enumerate(names):
-        table.add_row(Text(name), *(values[row] for values in cells))
-    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +147,10 @@ class Unit:
     def of_bytes(self, count: int) -> str:
         return f"{count / self.factor:,.{self.digits}f}"
 
-    def both(self, first: int, later: int) -> str:
+    def both(self, first: int, later: int, signs: Signs) -> str:
         """Of the first step and of later ones; once where they agree."""
         a, b = self.of_bytes(first), self.of_bytes(later)
-        return b if a == b else f"{a} > {b}"
+        return b if a == b else f"{a} {signs.arrow} {b}"
 
 
 def recomputed(s: StrategySummary) -> str:
@@ -215,6 +200,7 @@ def explanation(s: StrategySummary, unit: Unit) -> Text:
         text.append(f" {note}")
     if s.oom is not None:
         text.append(" " + out_of_memory_text(s.oom), style=BAD)
+    text.append(offload_explanation(s, BAD))
     return text
 
 
@@ -227,19 +213,31 @@ def out_of_memory_text(oom: OutOfMemory) -> str:
     )
 
 
-def footnotes(run: RunSummary) -> Iterable[str]:
+def footnotes(run: RunSummary) -> Iterator[str]:
     """What the figures mean and how far to trust them; once where all strategies agree."""
-    for label in dict.fromkeys(s.labels["bytes"] for s in run.strategies):
-        yield f"Bytes and counts: {label.label}. {label.source}."
-    for label in dict.fromkeys(s.labels["time"] for s in run.strategies):
-        yield f"Times: {label.label}. {label.source}."
+    yield from _said_once(run.strategies, lambda s: _evidence("Bytes and counts", s.labels["bytes"]))
+    yield from _said_once(run.strategies, lambda s: _evidence("Times", s.labels["time"]))
     yield from _parameter_bytes(run.strategies)
-    yield from dict.fromkeys(_capacity(s) for s in run.strategies)
+    yield from _said_once(run.strategies, _capacity)
+    yield from dict.fromkeys(host_footnote(s) for s in run.strategies if s.offload is not None)
     if any(s.tokens_per_step for s in run.strategies):
         yield f"MFU: {run.mfu_formula}. HFU adds recomputed FLOPs."
 
 
-def _parameter_bytes(strategies: Sequence[StrategySummary]) -> Iterable[str]:
+def _said_once(strategies: Sequence[StrategySummary], text: Callable[[StrategySummary], str]) -> Iterator[str]:
+    """A text per group of strategies that share it; where there are several, it says whom it is about."""
+    groups: dict[str, list[str]] = {}
+    for s in strategies:
+        groups.setdefault(text(s), []).append(s.name)
+    for said, names in groups.items():
+        yield said if len(groups) == 1 else f"{', '.join(names)}: {said}"
+
+
+def _evidence(what: str, evidence: Evidence) -> str:
+    return f"{what}: {evidence.label}. {evidence.source}."
+
+
+def _parameter_bytes(strategies: Sequence[StrategySummary]) -> Iterator[str]:
     """One line per recipe, with the strategies that follow it where there are several."""
     recipes: dict[str, list[str]] = {}
     for s in strategies:

@@ -6,31 +6,32 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
 from sim.api import Outcome
 from sim.report.errors import RunError, cannot_write
-from sim.report.figure import timeline_figure, title_of
-from sim.report.picture import Picture
+from sim.report.figure import save, timeline_figure, title_of
+from sim.report.picture import Picture, save_picture
 from sim.report.summary import RunSummary, to_json
 from sim.timeline.export.tables import kernel_table, memory_table
 from sim.timeline.export.trace import Rank, trace_bytes
 from sim.timeline.lanes import Lanes
 
-SUMMARY, KERNELS, MEMORY, TRACE, FIGURE = (
-    "summary.json", "kernels.parquet", "memory.parquet", "trace.json.gz", "timeline.png",
+SUMMARY, KERNELS, MEMORY, TRACE, FIGURE, PICTURE = (
+    "summary.json", "kernels.parquet", "memory.parquet", "trace.json.gz", "timeline.png", "picture.npz",
 )  # fmt: skip
-FILES = (FIGURE, TRACE, KERNELS, MEMORY, SUMMARY)
+FILES = (FIGURE, TRACE, KERNELS, MEMORY, PICTURE, SUMMARY)
 LONGEST_FOLDER = 80
 
 
 def folder_names(names: Iterable[str]) -> list[str]:
-    """A folder name per name: letters, digits and `-_.+` of it, never hidden, no two alike on any file system."""
+    """A folder name per name: letters, digits and `-_.+=@,` of it, never hidden, no two alike on any file system."""
     folders: list[str] = []
     taken: set[str] = set()
     for name in names:
-        safe = re.sub(r"[^\w.+-]+", "_", unicodedata.normalize("NFC", name)).strip(".")[:LONGEST_FOLDER] or "_"
+        safe = _cut(re.sub(r"[^\w.+=@,-]+", "_", unicodedata.normalize("NFC", name)).strip(".") or "_")
         folder, number = safe, 1
         while folder.casefold() in taken:
             number += 1
@@ -40,20 +41,41 @@ def folder_names(names: Iterable[str]) -> list[str]:
     return folders
 
 
+def _cut(name: str) -> str:
+    """Long names keep their beginning, and stay distinct by a hash of the rest."""
+    if len(name) <= LONGEST_FOLDER:
+        return name
+    return f"{name[: LONGEST_FOLDER - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
+
+
+unfinished: set[Path] = set()
+"""Temporary files that are being written."""
+
+
+def remove_unfinished() -> None:
+    """For a process that ends in the middle of writing."""
+    for path in tuple(unfinished):
+        path.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """`write` fills a temporary file beside `path`, which then takes its name. Raises OSError."""
+    """`write` fills a temporary file beside `path`, which then takes its name. Raises OSError, about `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.add(temporary)
     try:
         with temporary.open("wb") as file:
             write(file)
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
+        unfinished.discard(temporary)
 
 
-def strategy_folders(out: Path, scenario: str, strategies: Sequence[str]) -> list[Path]:
-    """Make out/<scenario>/<strategy> for every strategy, before anything is played. Raises RunError."""
-    root = out / folder_names([scenario])[0]
+def strategy_folders(out: Path, title: str, strategies: Sequence[str]) -> list[Path]:
+    """Make out/<title of the scenario>/<strategy> for every strategy, before anything is played. Raises RunError."""
+    root = out / folder_names([title])[0]
     folders = [root / name for name in folder_names(strategies)]
     for folder in folders:
         try:
@@ -76,13 +98,14 @@ def write_files(folder: Path, outcome: Outcome, ranks: Sequence[Lanes], picture:
     memory, cluster = outcome.memory, outcome.setup.cluster
     lanes = ranks[outcome.ranks.index(outcome.worst)]
     rank = Rank(0, cluster.gpus, cluster.gpu.title, cluster.gpu.memory_bytes)
-    title = title_of(summary.scenario, picture, summary.strategies[0].headroom_bytes)
+    title = title_of(summary.title, picture, summary.strategies[0].headroom_bytes)
     kernels, allocations = kernel_table(lanes), memory_table(memory, lanes)
     trace, text = trace_bytes(memory, lanes, rank), to_json(summary) + "\n"
     write_atomically(folder / KERNELS, lambda file: parquet.write_table(kernels, file))
     write_atomically(folder / MEMORY, lambda file: parquet.write_table(allocations, file))
     write_atomically(folder / TRACE, lambda file: file.write(trace))
-    write_atomically(folder / FIGURE, lambda file: timeline_figure(picture, title).savefig(file, format="png"))
+    write_atomically(folder / FIGURE, lambda file: save(timeline_figure(picture, title), file))
+    write_atomically(folder / PICTURE, lambda file: save_picture(file, picture))
     write_atomically(folder / SUMMARY, lambda file: file.write(text.encode()))
 
 

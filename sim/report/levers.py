@@ -1,7 +1,7 @@
 """What would lower a peak: arithmetic on the owners' curves, no second model.
 
-If all bytes of one owner were gone at every instant, the peak of the step would be the largest rest. A measure that
-touches that owner alone cannot do better, so the rest is the best that the measure can do.
+If all bytes of some owners were gone at every instant, the peak of the step would be the largest rest. A measure that
+touches those owners alone cannot do better, so the rest is the best that the measure can do.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from sim.api import Outcome
 from sim.model.config import ModelConfig
 from sim.program.program import Ints, Owner
 from sim.report.notes import longest_region
-from sim.scenario.setup import Checkpoint, Setup
+from sim.scenario import is_field
+from sim.scenario.setup import Checkpoint, Fsdp, Setup
 from sim.timeline.memory import MemoryTimeline
 
 WORTH_SAYING = 0.05  # of the peak
+MOST = 0.5  # of the peak
 
-OF_THE_STEP = (Owner.LOSS, Owner.ACTIVATION, Owner.CHECKPOINT, Owner.RECOMPUTED)
+OF_THE_STEP = ((Owner.LOSS,), (Owner.ACTIVATION,), (Owner.CHECKPOINT,), (Owner.RECOMPUTED,), (Owner.GATHERED,))
 OF_THE_STATE = (Owner.PARAMETER, Owner.GRADIENT, Owner.OPTIMIZER)
+FIELDS = {"offloading checkpoints": "offload"}
+"""Measures that a scenario plays by a field of their own, where it has the field."""
+
+Owners = tuple[Owner, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """`measure` acts on `owner`; without any of the owner's bytes the peak would be `peak_bytes`, there."""
+    """`measure` acts on `owner` (or several); without any of their bytes the peak would be `peak_bytes`, there."""
 
     owner: str
     measure: str
@@ -35,17 +41,23 @@ class Lever:
 
 
 def find_lever(outcome: Outcome) -> Lever | None:
-    """The owner whose absence would lower the steady step's active peak most, if there is a measure against it.
+    """The owners whose absence would lower the steady step's active peak most, if there is a measure against them.
 
-    Measures that need more GPUs count only where there is no other.
+    Measures against the model's states need more GPUs: they count only where there is no other, or where states are
+    most of the peak.
     """
-    memory = outcome.memory if outcome.fits else outcome.unlimited
+    memory = outcome.worst.shown
     curves = memory.owner_curves()
-    for group in (OF_THE_STEP, OF_THE_STATE):
+    state = sum(outcome.owners.get(owner, 0) for owner in OF_THE_STATE)
+    groups: tuple[tuple[Owners, ...], ...] = (OF_THE_STEP, (OF_THE_STATE,))
+    if state > MOST * outcome.peak.bytes:
+        groups = ((*OF_THE_STEP, OF_THE_STATE),)
+    for group in groups:
         levers = [
-            _without(owner, measure, memory, curves[owner])
-            for owner in group
-            if outcome.owners.get(owner, 0) and (measure := measure_against(owner, outcome.setup)) is not None
+            _without(owners, measure, memory, curves)
+            for owners in group
+            if any(outcome.owners.get(owner, 0) for owner in owners)
+            and (measure := measure_against(owners[0], outcome.setup)) is not None
         ]
         helping = [lever for lever in levers if 0 < lever.peak_bytes < (1 - WORTH_SAYING) * outcome.peak.bytes]
         if helping:
@@ -53,12 +65,26 @@ def find_lever(outcome: Outcome) -> Lever | None:
     return None
 
 
-def _without(owner: Owner, measure: str, memory: MemoryTimeline, curve: Ints) -> Lever:
+def _without(owners: Owners, measure: str, memory: MemoryTimeline, curves: dict[Owner, Ints]) -> Lever:
     first, last = memory.steps()[-1]
-    rest = memory.active_bytes[first:last] - curve[first:last]
+    rest = memory.active_bytes[first:last] - sum(curves[owner][first:last] for owner in owners if owner in curves)
     event = int(np.argmax(rest))
     phase, layer, _ = memory.program.where(int(memory.program.mem_where[first + event]))
-    return Lever(owner=owner.label, measure=measure, peak_bytes=int(rest[event]), phase=phase.name.lower(), layer=layer)
+    return Lever(
+        owner=", ".join(owner.label for owner in owners),
+        measure=with_field(measure),
+        peak_bytes=int(rest[event]),
+        phase=phase.name.lower(),
+        layer=layer,
+    )
+
+
+def with_field(measure: str) -> str:
+    """The measure with the field that plays it; a measure that no scenario can play yet says so."""
+    field = FIELDS.get(measure)
+    if field is None:
+        return measure
+    return f"{measure} ({field})" if is_field(field) else f"{measure} (which no scenario can play yet)"
 
 
 def measure_against(owner: Owner, setup: Setup) -> str | None:
@@ -66,7 +92,9 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
     checkpoint, fsdp = setup.checkpoint, setup.fsdp
     if owner == Owner.LOSS:
         chunked = isinstance(setup.model, ModelConfig) and setup.model.loss_chunks > 1
-        return "more chunks of the loss" if chunked else "a chunked loss"
+        if chunked:
+            return "more chunks of the loss (model.loss_chunks)"
+        return f"a chunked loss ({'which no scenario can play under fsdp yet' if fsdp else 'model.loss_chunks'})"
     if owner == Owner.ACTIVATION:
         if setup.mode == "eval":
             return "running under torch.no_grad()"
@@ -81,10 +109,21 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
         return None if setup.offload else "offloading checkpoints"
     if owner == Owner.RECOMPUTED:
         return "shorter regions" if longest_region(setup) > 1 else None
-    if owner in OF_THE_STATE and setup.data is not None and not setup.data.distributed_optimizer:
-        return "a distributed optimizer"
+    if owner == Owner.GATHERED:
+        return None if fsdp is None else _against_gathered(fsdp)
+    if owner in OF_THE_STATE and setup.data is not None:
+        return None if setup.data.distributed_optimizer else "sharding it (parallel.data.distributed_optimizer: true)"
     if owner in OF_THE_STATE:
-        return "sharding over more GPUs" if fsdp is not None or setup.data is not None else "sharding (fsdp)"
+        return "sharding over more GPUs (parallel.fsdp.degree)" if fsdp is not None else "sharding (parallel.fsdp)"
+    return None
+
+
+def _against_gathered(fsdp: Fsdp) -> str | None:
+    """Blocks that stay gathered, then prefetching beyond FSDP2's own."""
+    if fsdp.reshard_after_forward is False or type(fsdp.reshard_after_forward) is int:
+        return "resharding blocks (parallel.fsdp.reshard_after_forward: true)"
+    if fsdp.forward_prefetch > 1 or (fsdp.backward_prefetch or 0) > 1:
+        return "prefetching fewer blocks (parallel.fsdp.forward_prefetch, backward_prefetch)"
     return None
 
 

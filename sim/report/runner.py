@@ -23,11 +23,14 @@ from sim.cost.figures import CostError
 from sim.engine.deadlock import DeadlockError
 from sim.plan.micro_batch import largest_micro_batch
 from sim.report.errors import RunError, cannot_write
-from sim.report.files import write_files
+from sim.report.files import remove_unfinished, write_files
 from sim.report.picture import Picture, picture_of
 from sim.report.progress import Progress
 from sim.report.summary import StrategySummary, summarize, summarize_run
 from sim.scenario.setup import Scenario, Setup
+
+PATIENCE_S = 2.0
+"""How long a worker may take to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +119,30 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
 
 
+def end_cleanly() -> None:
+    """A worker that is terminated takes its half-written files with it; an interrupt is for the process above it."""
+
+    def end(number: int, _: object) -> None:
+        remove_unfinished()
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
+
+
 @contextmanager
 def workers_of(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of forked processes that end with this one, also when it is interrupted."""
     context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(
-        count, mp_context=context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
-    )
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=end_cleanly)
     try:
         yield pool
     except BaseException:
-        for process in multiprocessing.active_children():
+        workers = multiprocessing.active_children()
+        for process in workers:
             process.terminate()
+        for process in workers:
+            process.join(PATIENCE_S)
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
 from sim import __version__
 from sim.api import Outcome, cost_model
 from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
+from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.levers import Lever, find_lever
 from sim.report.notes import notes
 from sim.report.parameter_bytes import bytes_per_parameter
 from sim.scenario.setup import Scenario, Setup
+from sim.scenario.versions import RECORDED_ALLOCATOR, RECORDED_AUTOGRAD, minor_of
 from sim.timeline.clock import step_windows
 from sim.timeline.memory import MemoryTimeline
 from sim.timeline.metrics import outside_bytes
@@ -56,6 +60,24 @@ class RecomputeOverhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadSummary:
+    """What moves between a GPU and its host in the steady step, and the host memory that it takes; times are null where
+    the run did not get so far."""
+
+    device_to_host_bytes: int | None
+    host_to_device_bytes: int | None
+    device_to_host_bytes_per_s: float | None
+    host_to_device_bytes_per_s: float | None
+    exposed_copies_s: float | None
+    waits_for_leaving_s: float | None
+    waits_for_fetched_s: float | None
+    host_bytes: int
+    node_host_bytes: int
+    host_memory_bytes: int
+    fits_host: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """The allocation that failed, with what PyTorch's message would say and who held memory then.
 
@@ -76,7 +98,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """How far a figure can be trusted: exact, calibrated, published, datasheet, given or assumed; and who says so."""
+    """How far a figure can be trusted: exact, close, calibrated, published, datasheet, given or assumed; and who says so."""
 
     label: str
     source: str
@@ -130,6 +152,7 @@ class StrategySummary:
     all_gathers: int | None
     reduce_scatters: int | None
     largest_micro_batch: int | None
+    largest_micro_batch_is_lower_bound: bool
     fits: bool
     usable_device_bytes: int
     context_bytes: int
@@ -139,7 +162,9 @@ class StrategySummary:
     worst_stage: str | None
     bubble_fraction: float | None
     stages: tuple[StageSummary, ...]
+    offload: OffloadSummary | None
     labels: dict[str, Evidence]
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +173,7 @@ class RunSummary:
 
     sim_version: str
     scenario: str
+    overrides: tuple[str, ...]
     description: str
     model: str
     gpu: str
@@ -155,6 +181,11 @@ class RunSummary:
     mfu_formula: str
     warnings: tuple[str, ...]
     strategies: tuple[StrategySummary, ...]
+
+    @property
+    def title(self) -> str:
+        """As Scenario.title."""
+        return f"{self.scenario}@{','.join(self.overrides)}" if self.overrides else self.scenario
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, ready for JSON."""
@@ -171,6 +202,7 @@ def summarize_run(scenario: Scenario, strategies: tuple[StrategySummary, ...]) -
     return RunSummary(
         sim_version=__version__,
         scenario=scenario.name,
+        overrides=scenario.overrides,
         description=scenario.description,
         model=first.model.name,
         gpu=first.cluster.gpu.name,
@@ -214,6 +246,7 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         all_gathers=time.collectives.get("all_gather", 0) if time else None,
         reduce_scatters=time.collectives.get("reduce_scatter", 0) if time else None,
         largest_micro_batch=largest_micro_batch,
+        largest_micro_batch_is_lower_bound=largest_micro_batch == LARGEST_CONSIDERED,
         fits=outcome.fits,
         usable_device_bytes=usable,
         context_bytes=setup.cluster.context_bytes,
@@ -223,8 +256,15 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         worst_stage=outcome.worst.name if setup.pipeline is not None else None,
         bubble_fraction=outcome.bubble_fraction,
         stages=_stages(outcome),
+        offload=_offload(outcome),
         labels=evidence(setup),
+        fingerprint=fingerprint(setup),
     )
+
+
+def fingerprint(setup: Setup) -> str:
+    """The same for the same set-up played by the same version, so by figures that may stand beside each other."""
+    return sha256(f"{__version__} {setup!r}".encode()).hexdigest()[:16]
 
 
 def tokens_per_step(setup: Setup) -> int | None:
@@ -239,7 +279,7 @@ def evidence(setup: Setup) -> dict[str, Evidence]:
     """What each kind of figure rests on."""
     cluster = setup.cluster
     labels = {"bytes": _byte_evidence(setup), "time": _time_evidence(setup)}
-    for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes"):
+    for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes", "host_memory_bytes"):
         source = cluster.source(figure)
         name = "usable_device_bytes" if figure == "usable_memory_bytes" else figure
         labels[name] = Evidence(label=source.label, source=source.text)
@@ -247,10 +287,23 @@ def evidence(setup: Setup) -> dict[str, Evidence]:
 
 
 def _byte_evidence(setup: Setup) -> Evidence:
+    """Exact for the versions that were recorded, else close: the rules of the nearest one are played."""
+    minor, version = minor_of(setup.torch), setup.torch
     if isinstance(setup.model, ChainConfig):
-        return Evidence(label="exact", source=f"Sizes of the scenario in PyTorch {setup.torch}'s caching allocator")
-    source = f"Allocations and caching allocator as PyTorch {setup.torch}'s, where recordings cover the case"
-    return Evidence(label="exact", source=source)
+        exact = minor in RECORDED_ALLOCATOR
+        source = f"Sizes of the scenario in PyTorch {version}'s caching allocator"
+        rules = _versions(RECORDED_ALLOCATOR)
+    else:
+        exact = minor in RECORDED_ALLOCATOR and minor in RECORDED_AUTOGRAD
+        source = f"Allocations and caching allocator as PyTorch {version}'s, where recordings cover the case"
+        rules = f"allocations of {_versions(RECORDED_AUTOGRAD)}, the allocator of {_versions(RECORDED_ALLOCATOR)}"
+    if exact:
+        return Evidence(label="exact", source=source)
+    return Evidence(label="close", source=f"Rules of the versions nearest to PyTorch {version}; recorded: {rules}")
+
+
+def _versions(recorded: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{major}.{minor}" for major, minor in recorded)
 
 
 def _time_evidence(setup: Setup) -> Evidence:
@@ -293,6 +346,25 @@ def _first_step(outcome: Outcome) -> FirstStep:
         peak_active_bytes=first.active_bytes,
         peak_reserved_bytes=first.reserved_bytes,
         peak_device_bytes=first.device_bytes,
+    )
+
+
+def _offload(outcome: Outcome) -> OffloadSummary | None:
+    copies = outcome.copies
+    if not outcome.host_peak_bytes and copies is None:
+        return None
+    return OffloadSummary(
+        device_to_host_bytes=copies.out_bytes if copies else None,
+        host_to_device_bytes=copies.back_bytes if copies else None,
+        device_to_host_bytes_per_s=copies.out_bytes_per_s if copies else None,
+        host_to_device_bytes_per_s=copies.back_bytes_per_s if copies else None,
+        exposed_copies_s=copies.exposed_ns * 1e-9 if copies else None,
+        waits_for_leaving_s=copies.out_wait_ns * 1e-9 if copies else None,
+        waits_for_fetched_s=copies.back_wait_ns * 1e-9 if copies else None,
+        host_bytes=outcome.host_peak_bytes,
+        node_host_bytes=outcome.node_host_bytes,
+        host_memory_bytes=outcome.setup.cluster.host_memory_bytes,
+        fits_host=outcome.fits_host,
     )
 
 

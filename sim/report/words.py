@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sim.units import format_duration
 
 NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Signs that not every terminal has."""
+
+    arrow: str
+    spread: str
+
+
+UNICODE, ASCII = Signs("→", "±"), Signs("to", "+-")
 
 
 def place(phase: str, layer: str) -> str:
@@ -24,11 +37,11 @@ def duration_of(seconds: float | None) -> str:
     return NOTHING if seconds is None else format_duration(seconds * 1e9)
 
 
-def duration_with_range(seconds: float | None, relative_sigma: float | None) -> str:
+def duration_with_range(seconds: float | None, relative_sigma: float | None, signs: Signs = UNICODE) -> str:
     """935 ms ±6%: the range that the sources of the cost profile leave."""
     if not relative_sigma:
         return duration_of(seconds)
-    return f"{duration_of(seconds)} ±{relative_sigma * 100:.0f}%"
+    return f"{duration_of(seconds)} {signs.spread}{relative_sigma * 100:.0f}%"
 
 
 def whole(value: float | None) -> str:

@@ -43,6 +43,8 @@ def extend(program: Program, steps: int) -> Program:
     numbered = np.isin(program.row_kind[rows], (Row.RECORD, Row.WAIT, Row.SYNC)) & (argument >= stream_events[0])
     row_count, event_count = third.rows - second.rows, third.memory_events - second.memory_events
 
+    host = slice(*np.searchsorted(program.host_row, (second.rows, third.rows)).tolist())
+
     def repeated(column: Ints, part: slice) -> Ints:
         return np.concatenate([column, *(column[part] for _ in extra)])
 
@@ -63,6 +65,9 @@ def extend(program: Program, steps: int) -> Program:
         owners=np.concatenate([program.owners, *(program.owners[handles[1] : handles[2]] for _ in extra)]),
         marks=[*program.marks, *_later_marks(program.marks, second, extra, recorded, row_count, event_count)],
         events=program.events + events_per_step * len(extra),
+        host_row=np.concatenate([program.host_row, *(program.host_row[host] + row_count * n for n in extra)]),
+        host_bytes=repeated(program.host_bytes, host),
+        host_used=repeated(program.host_used, host),
     )
 
 
@@ -71,6 +76,7 @@ def cut(program: Program, steps: int) -> Program:
     end = next(mark for mark in program.marks if mark.name == f"s{steps - 1}.end")
     rows, events = end.rows, end.memory_events
     handles = int((program.mem_kind[:events] == Mem.ALLOC).sum())
+    host = int(np.searchsorted(program.host_row, rows))
     return replace(
         program,
         row_kind=program.row_kind[:rows],
@@ -86,6 +92,9 @@ def cut(program: Program, steps: int) -> Program:
         owners=program.owners[:handles],
         marks=program.marks[: program.marks.index(end) + 1],
         events=_events_before(program, rows),
+        host_row=program.host_row[:host],
+        host_bytes=program.host_bytes[:host],
+        host_used=program.host_used[:host],
     )
 
 
@@ -103,6 +112,7 @@ def _check_alike(program: Program, before: Mark, second: Mark, third: Mark, hand
     a, b = slice(before.memory_events, second.memory_events), slice(second.memory_events, third.memory_events)
     same = [
         (second.rows - before.rows) == (third.rows - second.rows),
+        _host_ends_alike(program, second, third),
         *(
             np.array_equal(column[a], column[b])
             for column in (program.mem_kind, program.mem_bytes, program.mem_stream, program.mem_where)
@@ -115,6 +125,13 @@ def _check_alike(program: Program, before: Mark, second: Mark, third: Mark, hand
     alike = np.array_equal(earlier[own] + handles[2] - handles[1], later[own])
     if not alike or (later < handles[0]).any() or (earlier[~own] >= handles[0]).any():
         raise NotPeriodic("a step holds on to something older than the step before")
+
+
+def _host_ends_alike(program: Program, second: Mark, third: Mark) -> bool:
+    """Host memory is the same before and after the last step."""
+    changes = np.searchsorted(program.host_row, (second.rows, third.rows))
+    held, used = (np.concatenate(([0], column))[changes] for column in (program.host_bytes, program.host_used))
+    return bool(held[0] == held[1] and used[0] == used[1])
 
 
 def _later_marks(

@@ -11,7 +11,7 @@ import numpy as np
 from sim.cost.model import CostModel
 from sim.cost.overlap import LEVELS
 from sim.hardware.mesh import Mesh, Span
-from sim.program.kernels import Collective, Transfer
+from sim.program.kernels import Collective, HostCopy, Transfer
 from sim.program.program import (
     COMPUTE,
     RECEIVE_NEXT,
@@ -26,15 +26,17 @@ from sim.program.program import (
 from sim.program.world import Meeting, World
 from sim.program.world_builder import WorldBuilder
 
-NVLINK, NIC = 0, 1  # links of a rank
-LINKS_PER_RANK = 2
+NVLINK, NIC, DOWN, UP, HOST_MEMORY = range(5)  # links of a rank; down and up: its host link to and from the host
+LINKS_PER_RANK = 5
 OTHER_END = {
     SEND_NEXT: RECEIVE_PREVIOUS,
     RECEIVE_PREVIOUS: SEND_NEXT,
     SEND_PREVIOUS: RECEIVE_NEXT,
     RECEIVE_NEXT: SEND_PREVIOUS,
 }
-COLLECTIVE_LEVEL = 2  # of contention: kernels beside a collective
+DOWN_WEIGHT = 2
+"""Both ways at once, copies to the host get twice what copies from it get: 24-25 and 11-13 GB/s on A100 (COSTS.md 4)."""
+COPY_LEVEL, COLLECTIVE_LEVEL = 1, 2  # of contention: kernels beside a copy engine, beside a collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,12 @@ def lower(
     kernel_ns = [[*(cost.contended_ns(kernel, level) for kernel in kernels), *blocking_ns] for level in LEVELS]
     launch_ns = [cost.launch_host_ns(kernel) for kernel in kernels] + [cost.collective_host_ns(c) for c in blocking]
     blocking_numbers = {collective: number for number, collective in enumerate(blocking, len(kernels))}
-    forms = cost.collectives
-    links = [forms.fabric_bytes_per_s / 1e9, forms.network_bytes_per_s / 1e9]
+    forms, host = cost.collectives, cost.host_links(mesh.gpus_per_node)
+    capacities = (
+        forms.fabric_bytes_per_s, forms.network_bytes_per_s, host.device_to_host_bytes_per_s,
+        host.host_to_device_bytes_per_s, host.shared_bytes_per_s,
+    )  # fmt: skip
+    links = [capacity / 1e9 for capacity in capacities]
     builder = WorldBuilder([len(STREAM_NAMES)] * len(programs), kernel_ns, launch_ns, links * len(programs))
     entries = []
     for rank, program in enumerate(programs):
@@ -154,6 +160,8 @@ class _Lowering:
         elif kind in (Row.SEND, Row.RECEIVE):
             transfer = self._transfer(self.program.transfers[argument], stream, kind == Row.SEND)
             builder.meet(rank, stream, transfer, self.cost.host.collective_ns)
+        elif kind == Row.COPY:
+            builder.meet(rank, stream, self._copy(self.program.copies[argument], stream), self.cost.host.launch_ns)
         else:
             builder.host(rank, self.cost.host_work_ns(self.program.host_works[argument]))
 
@@ -176,6 +184,23 @@ class _Lowering:
                 latency_ns=price.latency_ns,
                 cap_bytes_per_ns=price.cap_bytes_per_s / 1e9,
                 level=COLLECTIVE_LEVEL,
+            )
+        return meeting
+
+    def _copy(self, copy: HostCopy, stream: int) -> Meeting:
+        """One party: the rank. Its share of the host's memory stands for the other GPUs of the node, which copy alike."""
+        meeting = self.meetings.get((copy, stream))
+        if meeting is None:
+            way = DOWN if copy.direction == "device_to_host" else UP
+            price = self.cost.copy(copy.bytes, copy.direction, copy.pinned)
+            meeting = self.meetings[copy, stream] = Meeting(
+                parties=((self.rank, stream),),
+                bytes=price.bytes,
+                links=(self._link(way, self.rank), self._link(HOST_MEMORY, self.rank)),
+                latency_ns=price.latency_ns,
+                cap_bytes_per_ns=price.cap_bytes_per_s / 1e9,
+                level=COPY_LEVEL,
+                weight=DOWN_WEIGHT if way == DOWN else 1,
             )
         return meeting
 

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner
 from sim.runtime import scratch
+from sim.runtime.host_memory import HostMemory
+from sim.runtime.recorder import Recorder
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
+if TYPE_CHECKING:
+    from sim.runtime.sharding.parameters import ShardedParameter
+
 NORM_CHUNK = 65_536  # elements per block of _foreach_norm
+MIB = 1 << 20
+STEP_TENSORS = 7  # of a parameter's size, that one fused step reads and writes
+FOREACH_KERNELS = {
+    "aten::_foreach_mul_ (weight decay)": 2,
+    "aten::_foreach_lerp_": 3,
+    "aten::_foreach_mul_": 2,
+    "aten::_foreach_addcmul_": 4,
+    "aten::_foreach_sqrt": 2,
+    "aten::_foreach_div_": 2,
+    "aten::_foreach_add_": 2,
+    "aten::_foreach_addcdiv_": 4,
+}
+"""Kernels of a step that is not fused, by tensors read and written (torch/optim/adamw.py)."""
 
 
 def clip_grad_norm(
@@ -133,21 +152,54 @@ class AdamW(StepOptimizer):
         del denominator, root
 
 
+class CpuAdamW:
+    """AdamW on shards that live on the host (FSDP2's CPUOffloadPolicy): the training thread does the work itself.
+
+    `shards`: of every trained parameter; `host`: where their gradients lie. Moments are pageable, fp32 like the shards.
+    """
+
+    def __init__(self, tape: Tape, shards: list[ShardedParameter], dtype: str, variant: str, host: HostMemory) -> None:
+        self.tape = tape
+        self.shards = shards
+        self.variant = variant
+        self.host = host
+        self.bytes = sum(p.shard_elements for p in shards) * ITEM_BYTES[dtype]
+        self.has_state = False
+
+    def prepare(self) -> None:
+        """Nothing happens between backward and clipping."""
+
+    def clip(self) -> None:
+        """Read the gradients for their norm; read and write them to scale. (The norm's all-reduce is left out.)"""
+        cpu_work(self.tape.recorder, 3 * self.bytes)
+
+    def step(self) -> None:
+        recorder = self.tape.recorder
+        recorder.host("optimizer_loop", len(self.shards))
+        if not self.has_state:
+            recorder.host_memory(2 * self.bytes, 2 * self.bytes)
+            self.has_state = True
+        tensors = STEP_TENSORS if self.variant == "fused" else sum(FOREACH_KERNELS.values())
+        cpu_work(recorder, tensors * self.bytes)
+
+    def zero_grad(self) -> None:
+        for p in self.shards:
+            if p.host_gradient is not None:
+                self.host.give(p.host_gradient)
+                p.host_gradient = None
+
+
+def cpu_work(recorder: Recorder, moved_bytes: int) -> None:
+    """The training thread reads and writes so many bytes of host memory."""
+    recorder.host("cpu_memory_mib", -(-moved_bytes // MIB))
+
+
 def _step_bytes(p: Tensor) -> int:
     """Read parameter, gradient and both moments; write parameter and moments."""
-    return 7 * p.bytes
+    return STEP_TENSORS * p.bytes
 
 
 def _foreach_kernels(tape: Tape, size_bytes: int) -> None:
-    """The multi-tensor kernels of one AdamW step, by tensors read and written (torch/optim/adamw.py)."""
-    for name, tensors in (
-        ("aten::_foreach_mul_ (weight decay)", 2),
-        ("aten::_foreach_lerp_", 3),
-        ("aten::_foreach_mul_", 2),
-        ("aten::_foreach_addcmul_", 4),
-        ("aten::_foreach_sqrt", 2),
-        ("aten::_foreach_div_", 2),
-        ("aten::_foreach_add_", 2),
-        ("aten::_foreach_addcdiv_", 4),
-    ):
+    """The multi-tensor kernels of one AdamW step."""
+    for name, tensors in FOREACH_KERNELS.items():
         tape.recorder.memory_bound(name, "optimizer", tensors * size_bytes)

@@ -99,6 +99,8 @@ class PipelineRank:
     _arrived: dict[Action, int] = field(init=False, default_factory=dict)  # events
     _made: dict[Action, Tensor] = field(init=False, default_factory=dict)  # to send, or for a stage of this rank
     _sent: dict[int, tuple[Tensor, int]] = field(init=False, default_factory=dict)  # by stream
+    _input_gradients: list[Tensor] = field(init=False, default_factory=list)
+    """Those of split backwards stay as `.grad` of the received buffers until the next step (stage_backward_input)."""
     _returned: Counter[int] = field(init=False, default_factory=Counter)  # backwards done, by stage
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class PipelineRank:
 
     def run(self, mark: Callable[[str], None]) -> None:
         """All actions of a step; `mark` is told the end of each forward ("fwd3") and backward ("bwd3")."""
+        self._input_gradients.clear()
         if self.wire.kept and not self._buffers:
             with self.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
                 self._make_buffers()
@@ -172,6 +175,9 @@ class PipelineRank:
         run.split = SplitBackward(self.tape, run.output, run.leaf)
         run.split.input_gradient(self._incoming(action))
         self._hand_back(action, run)
+        if self.wire.kept and action.stage > 0:
+            handed = self._made[action._replace(kind=Kind.BACKWARD)]
+            self._input_gradients.append(handed.detach())
 
     def _weight_gradients(self, action: Action) -> None:
         run = self._runs.pop((action.stage, action.micro_batch))

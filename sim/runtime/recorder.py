@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Transfer, Work
+from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostCopy, HostWork, Kernel, Memory, Transfer, Work
 from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row
 
 
@@ -108,6 +108,8 @@ class Recorder:
         self._collectives: dict[Collective, int] = {}
         self._host_works: dict[HostWork, int] = {}
         self._transfers: list[Transfer] = []
+        self._copies: dict[HostCopy, int] = {}
+        self._host_memory: list[tuple[int, int, int]] = []  # rows before; bytes held and used from then on
         self._paths: dict[str, int] = {"": 0}
         self._path_names: list[str] = [""]
         self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
@@ -238,6 +240,17 @@ class Recorder:
         self._transfers.append(transfer)
         self._row(kind, stream, len(self._transfers) - 1)
 
+    def copy(self, copy: HostCopy, stream: int) -> None:
+        """A copy between device and host; equal copies share one entry of the table. Without bytes nothing is issued."""
+        if copy.bytes:
+            self._row(Row.COPY, stream, self._copies.setdefault(copy, len(self._copies)))
+
+    def host_memory(self, held_bytes: int, used_bytes: int) -> None:
+        """The rank holds and uses so much more (or less) host memory from here on."""
+        _, held, used = self._host_memory[-1] if self._host_memory else (0, 0, 0)
+        rows = self._rows_before + len(self._rows)
+        self._host_memory.append((rows, held + held_bytes, used + used_bytes))
+
     def host(self, name: str, count: int = 1) -> None:
         """Host time that is no launch."""
         work = HostWork(name, count)
@@ -347,4 +360,8 @@ class Recorder:
             events=self.events,
             facts=facts,
             transfers=self._transfers,
+            copies=list(self._copies),
+            host_row=np.array([row for row, _, _ in self._host_memory], np.int64),
+            host_bytes=np.array([held for _, held, _ in self._host_memory], np.int64),
+            host_used=np.array([used for _, _, used in self._host_memory], np.int64),
         )

@@ -14,12 +14,14 @@ from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.module import Buffer
+from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients
 from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
-from sim.runtime.optimizer import StepOptimizer, clip_grad_norm
+from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
 from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
@@ -28,7 +30,7 @@ from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.unwinding import unwind
-from sim.runtime.wrap import apply_fsdp, mark_repeats, offload_inputs
+from sim.runtime.wrap import apply_fsdp, apply_offload, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
@@ -85,8 +87,12 @@ class TrainingRun:
         for name, slot in self.slots:
             slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
         self.communications: list[Communication] = []
+        self.host = HostMemory(recorder)
+        """Pinned memory for parameters and gradients under FSDP's CPU offload."""
+        self.saved_on_host: HostMemory | None = None
+        """For save_on_cpu around the whole forward."""
         self.parameters: list[Tensor] = []
-        self.optimizer: StepOptimizer | MainOptimizer | None = None
+        self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
         self.tokens: ModelTensor | None = None
@@ -97,16 +103,19 @@ class TrainingRun:
     # -- set-up ------------------------------------------------------------------------------------------------
     def initialize(self) -> None:
         """Wrap, shard, and put the parameters (and buffers) on the device."""
-        setup, tape = self.setup, self.tape
+        setup, tape, offload = self.setup, self.tape, self.setup.offload
         for number, model in enumerate(self.models):
             blocks = list(layers_of(model))
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.fsdp is not None:
-                self.communications.append(apply_fsdp(tape, model, model.parameters(), blocks, outer, setup))
-            if setup.offload == "checkpoint_inputs":
-                offload_inputs(tape, model)
-            else:
+                communication = apply_fsdp(tape, model, model.parameters(), blocks, outer, setup, self.host)
+                self.communications.append(communication)
+            if offload is None:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
+            elif offload.layers is not None:
+                apply_offload(tape, model, offload)
+        if offload is not None and offload.layers is None:
+            self.saved_on_host = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
@@ -118,8 +127,17 @@ class TrainingRun:
                 self._make_optimizer(setup.optimizer)
         self.recorder.mark("init")
 
+    @property
+    def _on_host(self) -> bool:
+        """Parameters, gradients and optimizer states live on the host."""
+        return self.setup.fsdp is not None and self.setup.fsdp.cpu_offload
+
     def _make_optimizer(self, setup: Optimizer) -> None:
-        if setup.in_backward:
+        if self._on_host:
+            units = [unit for communication in self.communications for unit in communication.units]
+            shards = [p for unit in units for p in unit.group.parameters if p.slot.requires_grad]
+            self.optimizer = CpuAdamW(self.tape, shards, self.setup.precision.parameters, setup.variant, self.host)
+        elif setup.in_backward:
             self.in_backward = InBackward(self.tape, self.parameters, setup)
         else:
             self.optimizer = make_optimizer(self.tape, self.parameters, setup)
@@ -135,7 +153,8 @@ class TrainingRun:
                 slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
                 continue
             shard = sharded.get(id(slot))
-            if shard is not None and self.setup.fsdp is not None and self.setup.fsdp.cpu_offload:
+            if shard is not None and self._on_host:
+                self.host.take(shard.shard_elements * ITEM_BYTES[dtype])
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
             tensor = self.tape.empty(shape, dtype)
@@ -163,9 +182,8 @@ class TrainingRun:
 
     def _place_rope(self, model: TitanLlama) -> None:
         config, seq_len = self.config, self.setup.batch.seq_len
-        offloaded = self.setup.fsdp is not None and self.setup.fsdp.cpu_offload
         placeholder = None
-        if not offloaded:
+        if not self._on_host:
             if config.rope == "complex":
                 placeholder = self.tape.empty((seq_len, config.head_dim // 2), "complex64", owner=Owner.OTHER)
             else:
@@ -242,9 +260,11 @@ class TrainingRun:
             self._zero_grad()
             mark(f"s{number}.zero")
 
-    def _clip(self, optimizer: StepOptimizer | MainOptimizer) -> None:
+    def _clip(self, optimizer: StepOptimizer | MainOptimizer | CpuAdamW) -> None:
         if isinstance(optimizer, MainOptimizer):
             optimizer.clip(self._norm_is_summed)
+        elif isinstance(optimizer, CpuAdamW):
+            optimizer.clip()
         else:
             shard_ranks = self.setup.fsdp.degree if self.setup.fsdp is not None else 1
             clip_grad_norm(self.tape, optimizer.clipped, shard_ranks, self._norm_is_summed)
@@ -290,10 +310,10 @@ class TrainingRun:
     @contextmanager
     def _offload(self) -> Iterator[None]:
         """save_on_cpu around the whole forward where the setup asks for it."""
-        if self.setup.offload != "saved_tensors":
+        if self.saved_on_host is None:
             yield
             return
-        self.tape.hooks.append(SaveOnCpu(self.tape))
+        self.tape.hooks.append(SaveOnCpu(self.tape, self.saved_on_host))
         try:
             yield
         finally:

@@ -5,36 +5,85 @@ from __future__ import annotations
 from typing import Any
 
 from sim.model.module import Module, Parameter
+from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.regions import blocks_of, layers_of, structure
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.fsdp2 import Unit
 from sim.runtime.sharding.policy import UnitPolicy
+from sim.runtime.streamed_offload import LayerHook, Streams
 from sim.runtime.tape import Tape
 from sim.runtime.templates import Repeat
-from sim.scenario.setup import Fsdp, Precision, Setup
+from sim.runtime.tensor import Tensor as TapeTensor
+from sim.scenario.setup import Fsdp, Offload, Precision, Setup
 
 
-class OffloadInputs(Module):
-    """A checkpointed layer under save_on_cpu: only what the region keeps (its inputs) goes to the host."""
+class SaveLayerOnCpu(Module):
+    """A layer under save_on_cpu. Of a checkpointed one only what the region keeps (its inputs) goes to the host."""
 
-    def __init__(self, tape: Tape, module: Module) -> None:
+    def __init__(self, tape: Tape, module: Module, memory: HostMemory) -> None:
         self.tape = tape
         self.module = module
+        self.memory = memory
         self.path = module.path
 
     def forward(self, *arguments: Any) -> Any:
-        self.tape.hooks.append(SaveOnCpu(self.tape))
+        self.tape.hooks.append(SaveOnCpu(self.tape, self.memory))
         try:
             return self.module(*arguments)
         finally:
             self.tape.hooks.pop()
 
 
-def offload_inputs(tape: Tape, model: Module) -> None:
-    """save_on_cpu around every layer's call."""
+class StreamedLayer(Module):
+    """A layer among some whose saved tensors leave on side streams; `leaves`: this one's do.
+
+    All layers have the wrapper, so that backward knows which comes next.
+    """
+
+    def __init__(self, streams: Streams, module: Module, first: bool, leaves: bool) -> None:
+        self.streams = streams
+        self.module = module
+        self.first = first
+        self.leaves = leaves
+        self.path = module.path
+
+    def forward(self, *arguments: Any) -> Any:
+        tape = self.streams.tape
+        if not tape.grad_enabled:
+            return self.module(*arguments)
+        hook = self.streams.last = LayerHook(self.streams, self.first)
+        if self.leaves:
+            tape.hooks.append(hook)
+        try:
+            output = self.module(*arguments)
+        finally:
+            if self.leaves:
+                tape.hooks.pop()
+        node = TapeTensor.of(output).node
+        if node is not None:
+            node.pre_hooks = [*(node.pre_hooks or []), hook.before_backward]
+        return output
+
+
+def apply_offload(tape: Tape, model: Module, offload: Offload) -> None:
+    """Wrap the layers (or regions) whose saved tensors go to the host."""
     layers = layers_of(model)
-    layers.items = [OffloadInputs(tape, layer) for layer in layers.items]
+    chosen = [_is_chosen(layer, offload) for layer in layers.items]
+    if offload.streams == "side":
+        streams = Streams(tape, offload)
+        layers.items = [StreamedLayer(streams, layer, not i, chosen[i]) for i, layer in enumerate(layers.items)]
+        return
+    memory = HostMemory(tape.recorder, offload.pinned, offload.pinned_pool)
+    layers.items = [SaveLayerOnCpu(tape, layer, memory) if c else layer for layer, c in zip(layers.items, chosen)]
+
+
+def _is_chosen(layer: Module, offload: Offload) -> bool:
+    """A region counts by its first layer."""
+    if offload.what == "checkpoint_inputs" and not isinstance(layer, CheckpointWrapper):
+        return False
+    return offload.layers is None or int(layer.path.rpartition(".")[2]) in offload.layers
 
 
 def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPolicy:
@@ -61,12 +110,14 @@ def _meant(reshard: bool | int, degree: int) -> bool | int:
 
 
 def apply_fsdp(
-    tape: Tape, model: Module, slots: list[Parameter], blocks: list[Module], outer: list[Module], setup: Setup
-) -> Communication:
-    """fully_shard every block, then the root; `outer` are the blocks as wrapped by checkpointing."""
+    tape: Tape, model: Module, slots: list[Parameter], blocks: list[Module], outer: list[Module], setup: Setup,
+    host: HostMemory,
+) -> Communication:  # fmt: skip
+    """fully_shard every block, then the root; `outer` are the blocks as wrapped by checkpointing, `host` is where CPU
+    offload keeps parameters and gradients."""
     fsdp, precision = setup.fsdp, setup.precision
     assert fsdp is not None
-    communication = Communication()
+    communication = Communication(host)
     wrapped = outer if fsdp.wrap == "fsdp(checkpoint)" else blocks
     own: list[tuple[str, Module, list[Parameter], bool | int]] = []
     last = len(blocks) - 1

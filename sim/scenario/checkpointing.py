@@ -6,21 +6,25 @@ from fnmatch import fnmatchcase
 from math import prod
 
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.operators import block_operators, products
 from sim.model.parts import discardable_of, parts_of
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.document import Document, Path
 
 AnyModel = ModelConfig | ChainConfig
 
-MATRIX_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+LINEAR_PRODUCTS = ("aten.mm", "aten.addmm")
 SAVE_NAMES = ("attention", "every_second_matmul")
 ATEN_NAMES = (
-    *MATRIX_PRODUCTS,
+    *LINEAR_PRODUCTS,
+    "aten.bmm",
+    "aten.baddbmm",
     "aten._scaled_dot_product_flash_attention",
     "aten._scaled_dot_product_efficient_attention",
     "aten._fused_rms_norm",
     "aten.native_layer_norm",
     "aten.native_dropout",
+    "aten._safe_softmax",
     "aten._softmax",
     "aten._log_softmax",
     "aten.embedding",
@@ -46,8 +50,8 @@ CHOOSERS = ("every", "segment", "first")
 """Fields that decide the regions together."""
 
 
-def check_checkpoint(document: Document, checkpoint: CheckpointSection, model: AnyModel) -> None:
-    """Notes what cannot be and what has no effect."""
+def check_checkpoint(document: Document, checkpoint: CheckpointSection, model: AnyModel, compute: str) -> None:
+    """Notes what cannot be and what has no effect; `compute` is the dtype of the products."""
     given = [name for name in FORMS if getattr(checkpoint, name)]
     given += [name for name in CHOOSERS if getattr(checkpoint, name) != CheckpointSection.model_fields[name].default]
     for name in given[1:]:
@@ -57,7 +61,7 @@ def check_checkpoint(document: Document, checkpoint: CheckpointSection, model: A
         _check_form(document, checkpoint, given[0], model.layers)
     else:
         _check_segments(document, checkpoint, model.layers)
-    _check_region(document, ("checkpoint",), checkpoint, model)
+    _check_region(document, ("checkpoint",), checkpoint, model, compute)
     if not (checkpoint.inside or checkpoint.discard):
         return
     for name in given:
@@ -105,8 +109,8 @@ def _check_layers(document: Document, checkpoint: CheckpointSection) -> None:
             document.problem(("checkpoint", name), "with layers, each layer says this for itself")
 
 
-def _check_region(document: Document, path: Path, region: RegionSection, model: AnyModel) -> None:
-    _check_names(document, (*path, "save"), region, model)
+def _check_region(document: Document, path: Path, region: RegionSection, model: AnyModel, compute: str) -> None:
+    _check_names(document, (*path, "save"), region, model, compute)
     _check_parts(document, path, region, model)
     if region.reentrant and region.save:
         document.problem(
@@ -120,7 +124,7 @@ def _check_region(document: Document, path: Path, region: RegionSection, model: 
     if isinstance(region, CheckpointSection):
         for number, choice in enumerate(region.layers):
             if choice is not None:
-                _check_region(document, (*path, "layers", number), choice, model)
+                _check_region(document, (*path, "layers", number), choice, model, compute)
 
 
 def _first_input_is_frozen(model: ModelConfig) -> bool:
@@ -129,7 +133,7 @@ def _first_input_is_frozen(model: ModelConfig) -> bool:
     return model.family == "llama" and any(fnmatchcase(e, pattern) for e in embeddings for pattern in model.frozen)
 
 
-def _check_names(document: Document, path: Path, region: RegionSection, model: AnyModel) -> None:
+def _check_names(document: Document, path: Path, region: RegionSection, model: AnyModel, compute: str) -> None:
     if region.save and isinstance(model, ChainConfig):
         document.problem(path, "a chain has no operators to save")
         return
@@ -137,17 +141,24 @@ def _check_names(document: Document, path: Path, region: RegionSection, model: A
         if name not in SAVE_NAMES and name.removesuffix(".default") not in ATEN_NAMES:
             document.problem((*path, index), "", allowed=SAVE_NAMES + ATEN_NAMES)
     if isinstance(model, ModelConfig):
-        _check_saved_products(document, path, region, model)
+        _check_operators(document, path, region, model, compute)
 
 
-def _check_saved_products(document: Document, path: Path, region: RegionSection, model: ModelConfig) -> None:
-    """A linear layer with a bias runs aten.addmm, so that a policy about aten.mm does not see it."""
-    saves_addmm = any(name.startswith("aten.addmm") for name in region.save)
-    biased = model.bias and model.implementation != "megatron"  # there biases are added apart from the products
-    layers = "the linear layers have" if biased else "the q, k and v projections have" if model.qkv_bias else ""
-    for index, name in enumerate(region.save):
-        if layers and not saves_addmm and (name == "every_second_matmul" or name.startswith("aten.mm")):
-            message = f"{layers} biases and run aten.addmm, which this does not save: use aten.addmm"
+def _check_operators(document: Document, path: Path, region: RegionSection, model: ModelConfig, compute: str) -> None:
+    """What is saved must occur. A linear layer with a bias runs aten.addmm, which a policy about aten.mm does not see."""
+    names = [name.removesuffix(".default") for name in region.save]
+    occurring = block_operators(model, compute)
+    covered = bool(products(model) & set(names))  # [aten.mm, aten.addmm] is right for any model
+    biased = "aten.addmm" in products(model) and "aten.addmm" not in names
+    layers = "the linear layers" if model.bias else "the q, k and v projections"
+    for index, name in enumerate(names):
+        if biased and name in ("every_second_matmul", "aten.mm"):
+            message = f"{layers} have biases and run aten.addmm, which this does not save: use aten.addmm"
+            document.warning((*path, index), message)
+        elif name in ATEN_NAMES and name not in occurring and not (covered and name in LINEAR_PRODUCTS):
+            document.warning((*path, index), "does not occur in the layers of this model: nothing is saved by it")
+        elif name == "attention" and model.attention != "sdpa":
+            message = f"with attention: {model.attention} no fused attention occurs: nothing is saved by it"
             document.warning((*path, index), message)
 
 

@@ -9,14 +9,32 @@ from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
-from sim.scenario.schema import BatchSection, FsdpSection, OptimizerSection, ParallelSection, PrecisionSection
+from sim.scenario.names import FRAMEWORKS, PROFILES
+from sim.scenario.schema import (
+    BatchSection,
+    FsdpSection,
+    HostSection,
+    OptimizerSection,
+    ParallelSection,
+    PrecisionSection,
+)
+from sim.scenario.versions import NEWEST, OLDEST, minor_of, nearest_known
+from sim.units import format_bytes
 
 AnyModel = ModelConfig | ChainConfig
 
+LARGEST_NEED_BYTES = 1 << 49
+"""What a GPU may be asked to hold: sums stay far below 64 bits, and below memory without end."""
+ROOT_RESHARDS_FROM = (2, 8)
+"""PyTorch that honours an explicit reshard_after_forward of the root; 2.7.1 was seen to ignore it (FSDP.md 5)."""
+
 
 def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> None:
-    """Sequences beyond the model's positions: impossible with learned ones, unusual with rotary ones."""
-    if isinstance(model, ChainConfig) or batch.seq_len <= model.max_positions:
+    """Sequences beyond the model's positions: impossible with learned ones, unusual with rotary ones; absurd sizes."""
+    if isinstance(model, ChainConfig):
+        return
+    _check_need(document, batch, model)
+    if batch.seq_len <= model.max_positions:
         return
     path = ("batch", "seq_len")
     if model.rope == "none":
@@ -25,7 +43,21 @@ def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> Non
         document.warning(path, f"the model was made for {model.max_positions} positions")
 
 
-def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None) -> None:
+def _check_need(document: Document, batch: BatchSection, model: ModelConfig) -> None:
+    """Bytes of all states and all activations, roughly: a slip of the keyboard is told before the numbers overflow."""
+    layer = model.hidden * (2 * model.heads * model.head_dim + 3 * model.ffn_hidden)
+    states = 16 * (model.layers * layer + 2 * model.vocab * model.hidden)
+    tokens = batch.micro_batch * batch.seq_len
+    width = 8 * (model.hidden + model.heads * model.head_dim) + 4 * model.ffn_hidden
+    scores = 3 * model.heads * batch.seq_len if model.attention != "sdpa" else 0
+    activations = 4 * tokens * (model.layers * (width + scores) + 4 * model.vocab)
+    for path, need in (("model", states), ("batch", activations)):
+        if need > LARGEST_NEED_BYTES:
+            message = f"needs about {format_bytes(need)}, more than anything that can be simulated"
+            document.problem((path,), message, show=False)
+
+
+def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None, version: str | None) -> None:
     """Resharding to fewer ranks needs a divisor of the degree, and neither 1 nor all (PyTorch's fully_shard)."""
     if isinstance(model, ModelConfig) and model.loss_chunks > 1:
         document.problem(("model", "loss_chunks"), "a chunked loss is modelled on one GPU only, not under fsdp")
@@ -34,6 +66,39 @@ def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None) ->
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):
             path = ("parallel", "fsdp", name)
             document.problem(path, f"must divide the degree ({fsdp.degree}) and be smaller; all ranks is true")
+    if fsdp.units == "torchtitan_2026":
+        _check_titan_units(document, fsdp, model)
+    elif fsdp.root_reshard_after_forward and version and minor_of(version) < ROOT_RESHARDS_FROM:
+        path = ("parallel", "fsdp", "root_reshard_after_forward")
+        document.warning(path, f"is ignored by PyTorch {version}: an effect is seen from 2.8 on")
+
+
+def _check_titan_units(document: Document, fsdp: FsdpSection, model: AnyModel | None) -> None:
+    """Its units wrap torchtitan's own modules, and its root holds no parameters."""
+    path = ("parallel", "fsdp", "units")
+    if isinstance(model, ChainConfig) or (model is not None and model.implementation != "torchtitan"):
+        of = "a chain has no" if isinstance(model, ChainConfig) else f"{model.implementation} has no"
+        document.problem(path, f"is a layout of torchtitan's Llama: {of} such modules; use blocks")
+    elif model is not None and model.tied_embeddings:
+        document.problem(path, "wraps embedding and head apart, but model.tied_embeddings makes them one; use blocks")
+    if fsdp.root_reshard_after_forward is not None:
+        path = ("parallel", "fsdp", "root_reshard_after_forward")
+        document.problem(path, "with units: torchtitan_2026 the root holds no parameters of its own")
+
+
+def check_version(document: Document, version: str) -> None:
+    """Versions that nobody has looked at are played by the rules of the nearest one."""
+    if not OLDEST <= minor_of(version) <= NEWEST:
+        document.warning(("torch",), f"is not known: the rules of {nearest_known(version)}, the nearest, are used")
+
+
+def check_names(document: Document, profile: str | None, host: HostSection | None, cluster: Cluster | None) -> None:
+    """Cost profile and framework must exist."""
+    assumed = f"assumed:{cluster.gpu.name}" if cluster else profile
+    if profile is not None and profile not in PROFILES and profile != assumed:
+        document.problem(("profile",), "", allowed=PROFILES)
+    if host is not None and host.framework not in FRAMEWORKS:
+        document.problem(("host", "framework"), "", allowed=FRAMEWORKS)
 
 
 def check_optimizer(
@@ -53,6 +118,8 @@ def check_optimizer(
                     (*path, name), "Megatron's loop (tensor, data) has an Adam with main weights of its own"
                 )
         return
+    if fsdp is not None and fsdp.cpu_offload and optimizer.name != "adamw":
+        document.problem((*path, "name"), "on the CPU (parallel.fsdp.cpu_offload) only adamw is modelled")
     if optimizer.momentum and optimizer.name != "sgd":
         document.problem((*path, "momentum"), f"is SGD's; {optimizer.name} has its own moments")
     if optimizer.master_weights and fsdp is not None:
@@ -134,8 +201,10 @@ def check_precision(
         document.problem(path, f"on one GPU nothing else casts: {dtypes} need autocast: true")
     if isinstance(model, ModelConfig) and model.implementation == "megatron":
         _check_megatron_precision(document, precision, fsdp)
-    if precision.compute not in dict(cluster.gpu.peaks):
-        document.warning(("precision", "compute"), f"{cluster.gpu.title} has no {precision.compute} matrix units")
+    possible = [dtype for dtype in ("bf16", "fp16", "fp32") if dtype in dict(cluster.gpu.peaks)]
+    if precision.compute not in possible:
+        message = f"{cluster.gpu.title} has no {precision.compute} matrix units: use {' or '.join(possible)}"
+        document.problem(("precision", "compute"), message)
 
 
 def check_allocator(document: Document, text: str, version: str) -> None:

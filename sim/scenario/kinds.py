@@ -9,21 +9,23 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
 
+from sim.model.catalogue import MOST, MOST_LAYERS
 from sim.units import UnitError, parse_bandwidth, parse_bytes, parse_duration
 
 QUANTITY_PATTERN = r"^\s*[0-9.]+\s*\S+\s*$"
 
-
-MOST = 10**9
-MOST_LAYERS = 10_000
 MOST_RANKS = 1_000_000
-"""Limits that keep a slip of the keyboard from filling the memory."""
+MOST_MICRO_BATCHES = 10_000
+"""As MOST and MOST_LAYERS."""
 
 
 def _count(what: str, example: int, least: int, most: int = MOST) -> BeforeValidator:
     def check(value: Any) -> int:
+        if type(value) is float and value.is_integer():
+            value = int(value)  # 1e3 is a float in YAML
         if type(value) is not int:
-            raise ValueError(f"{what} is expected, e.g. {example}")
+            quoted = isinstance(value, str) and re.fullmatch(r"\s*[0-9][0-9_,.]*\s*", value)
+            raise ValueError(f"{what} is expected, e.g. {example}{'; in quotes it is text' if quoted else ''}")
         if value < least:
             raise ValueError(f"{what} of at least {least} is expected")
         if value > most:
@@ -43,7 +45,7 @@ CountOrZero = Annotated[int, _count("a whole number", 1, 0), _schema(type="integ
 Layers = Annotated[int, _count("a number of layers", 32, 1, MOST_LAYERS), COUNT]
 Tokens = Annotated[int, _count("a number of tokens", 8192, 1), COUNT]
 Sequences = Annotated[int, _count("a number of sequences", 1, 1), COUNT]
-MicroBatches = Annotated[int, _count("a number of micro-batches", 1, 1), COUNT]
+MicroBatches = Annotated[int, _count("a number of micro-batches", 1, 1, MOST_MICRO_BATCHES), COUNT]
 Ranks = Annotated[int, _count("a number of ranks", 8, 1, MOST_RANKS), COUNT]
 Gpus = Annotated[int, _count("a number of GPUs", 8, 1, MOST_RANKS), COUNT]
 Nodes = Annotated[int, _count("a number of nodes", 1, 1, MOST_RANKS), COUNT]
@@ -77,8 +79,18 @@ def _quantity(parse: Callable[[object], int], example: str) -> tuple[BeforeValid
     return BeforeValidator(parse), _schema(type="string", pattern=QUANTITY_PATTERN, examples=[example])
 
 
+def _above_zero(parse: Callable[[object], int]) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        if (size := parse(value)) == 0:
+            raise ValueError("more than nothing is expected")
+        return size
+
+    return check
+
+
 Bytes = Annotated[int, *_quantity(parse_bytes, "80 GiB")]
-Bandwidth = Annotated[int, *_quantity(parse_bandwidth, "400 Gb/s")]
+Memory = Annotated[int, *_quantity(_above_zero(parse_bytes), "80 GiB")]
+Bandwidth = Annotated[int, *_quantity(_above_zero(parse_bandwidth), "400 Gb/s")]
 Duration = Annotated[int, *_quantity(parse_duration, "12 us")]
 
 
@@ -149,6 +161,30 @@ def _number(what: str, accept: Callable[[float], bool]) -> BeforeValidator:
         return float(value)
 
     return BeforeValidator(check)
+
+
+RATIO = r"ratio (0?\.\d+|1(\.0*)?|0)"
+
+
+def _offloaded_layers(value: Any) -> Any:
+    if value in ("all", "all_but_last") or (isinstance(value, str) and re.fullmatch(RATIO, value)):
+        return value
+    if isinstance(value, list) and value and all(type(layer) is int and layer >= 0 for layer in value):
+        return tuple(value)
+    raise ValueError("all, all_but_last, a share such as ratio 0.5, or a list of layers such as [0, 1, 2] is expected")
+
+
+OffloadedLayers = Annotated[
+    str | tuple[int, ...],
+    BeforeValidator(_offloaded_layers),
+    _schema(
+        anyOf=[
+            {"enum": ["all", "all_but_last"]},
+            {"type": "string", "pattern": f"^{RATIO}$", "examples": ["ratio 0.5"]},
+            {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        ]
+    ),
+]
 
 
 Probability = Annotated[

@@ -21,6 +21,7 @@ LARGEST_DOCUMENT = 20_000
 """Values in one file; a few aliases of aliases could otherwise fill the memory."""
 
 SCALAR_TAG = "tag:yaml.org,2002:"
+COLLECTION_TAGS = (f"{SCALAR_TAG}map", f"{SCALAR_TAG}seq")
 
 
 def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
@@ -95,6 +96,8 @@ class _Reader:
             raise ScenarioError([Problem(file=self.file, line=_line(node), path=dotted(path), message=what)])
         self.open.append(node)
         try:
+            if not isinstance(node, ScalarNode) and node.tag not in COLLECTION_TAGS:
+                self.problem(_line(node), path, f"the tag {node.tag} means nothing here")
             if isinstance(node, MappingNode):
                 return self.mapping(node, path)
             if isinstance(node, SequenceNode):

@@ -14,9 +14,9 @@ from sim.model.catalogue import (
     build_model,
     overridable_fields,
     preset_shapes,
-    read_huggingface_config,
 )
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.huggingface import HuggingFaceConfig, read_huggingface_config
 from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
@@ -27,14 +27,17 @@ from sim.scenario.consistency import (
     check_fsdp,
     check_megatron_parallel,
     check_mode,
+    check_names,
     check_optimizer,
     check_precision,
     check_under_pipeline,
+    check_version,
 )
-from sim.scenario.document import Document
+from sim.scenario.document import MISSING, Document
 from sim.scenario.load import OVERRIDES
+from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
-from sim.scenario.problems import Problem, ScenarioError
+from sim.scenario.problems import Problem, ScenarioError, shown
 from sim.scenario.schema import (
     BatchSection,
     ClusterSection,
@@ -63,7 +66,7 @@ CHAIN_GPU = "h100-sxm-80gb"
 """What a chain runs on where no cluster is given; its times are given, so only the memory matters."""
 
 
-def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
+def resolve(document: Document, name: str, path: FilePath | None, overrides: tuple[str, ...] = ()) -> Scenario:
     """The scenario in a document. Raises ScenarioError with all problems; warnings go into the scenario."""
     setups: list[Setup] = []
     problems, warnings = list(document.problems), list(document.warnings)
@@ -80,7 +83,14 @@ def resolve(document: Document, name: str, path: FilePath | None) -> Scenario:
     if problems:
         raise ScenarioError(problems)
     texts = dict.fromkeys(_warning(warning) for warning in warnings)
-    return Scenario(name=name, path=path, description=description, strategies=tuple(setups), warnings=tuple(texts))
+    return Scenario(
+        name=name,
+        path=path,
+        description=description,
+        strategies=tuple(setups),
+        warnings=tuple(texts),
+        overrides=overrides,
+    )
 
 
 def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
@@ -95,14 +105,17 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     mesh = _mesh(document, parallel, cluster) if cluster and sections.whole("cluster", "parallel") else None
     checkpoint: CheckpointSection | None = sections.get("checkpoint")
     precision: PrecisionSection | None = sections.get("precision")
+    if sections.get("torch"):
+        check_version(document, sections.get("torch"))
+    check_names(document, sections.get("profile"), sections.get("host"), cluster)
     if fsdp:
-        check_fsdp(document, fsdp, model)
+        check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
         check_megatron_parallel(document, parallel, model, batch)
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
-        check_checkpoint(document, checkpoint, model)
+        check_checkpoint(document, checkpoint, model, precision.compute if precision else "bf16")
         if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
             document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
     check_mode(document, sections.get("mode") or "train", checkpoint, model)
@@ -114,6 +127,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if pipeline:
         mode = sections.get("mode") or "train"
         check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
+    offload: OffloadSection | None = sections.get("offload")
+    if offload and model and sections.whole("checkpoint"):
+        check_offload(document, offload, checkpoint is not None, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -140,6 +156,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         attention_kernel=sections.get("attention_kernel"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         data=_data(parallel),
+        offload=resolve_offload(offload, model.layers),
     )
 
 
@@ -155,11 +172,13 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
         return None
     if section.chain is not None:
         return resolve_chain(document, section, section.chain)
+    read: HuggingFaceConfig | None = None
     try:
         if section.config is not None:
             file = _beside(document, section.config)
             name = file.parent.name if file.name == "config.json" else file.stem
-            shapes = read_huggingface_config(file)
+            read = read_huggingface_config(file)
+            shapes = read.shapes
         else:
             name = str(section.preset)
             shapes = preset_shapes(name)
@@ -168,15 +187,22 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
         return None
     overrides = {field: value for field in overridable_fields() if (value := getattr(section, field)) is not None}
     try:
-        return build_model(name, shapes, section.implementation, overrides)
+        model = build_model(name, shapes, section.implementation, overrides)
     except ModelError as error:
         _note_faults(document, error)
         return _build_without(error, name, shapes, section.implementation, overrides)
+    batch: BatchSection | None = sections.get("batch")
+    for message in read.not_modelled(model, batch.seq_len if batch else None) if read else ():
+        document.warning(("model", "config"), message)
+    return model
 
 
 def _note_faults(document: Document, error: ModelError) -> None:
+    """Blames the field; where nobody has written it, its value (a preset's, a config.json's) is told all the same."""
     for fault in error.faults:
-        document.problem(("model", fault.field), fault.message, allowed=fault.allowed)
+        written = document.value(("model", fault.field)) is not MISSING
+        message = fault.message if written else f"{shown(fault.value)}: {fault.message}"
+        document.problem(("model", fault.field), message, allowed=fault.allowed)
 
 
 def _build_without(
@@ -220,6 +246,7 @@ def _cluster(document: Document, sections: Sections, parallel: ParallelSection, 
         usable_memory_bytes=section.usable_memory,
         context_bytes=section.context_memory,
         communicator_bytes=section.communicator_memory,
+        host_memory_bytes=section.host_memory,
     )
 
 

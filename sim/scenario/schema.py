@@ -20,6 +20,7 @@ from sim.scenario.kinds import (
     DurationPerLayer,
     Gpus,
     Layers,
+    Memory,
     MicroBatches,
     Momentum,
     Names,
@@ -35,6 +36,7 @@ from sim.scenario.kinds import (
     Tokens,
     Version,
 )
+from sim.scenario.offload import OffloadSection
 from sim.scenario.section import Section
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -140,12 +142,14 @@ class ClusterSection(Section):
     """Default: the usual number for this GPU; 1 if there is one node and nothing in `parallel`."""
     nodes: Nodes = 1
     """Number of machines. Default: 1."""
-    usable_memory: Bytes | None = None
+    usable_memory: Memory | None = None
     """Device memory that cudaMemGetInfo calls total, e.g. 79.1 GiB. Default: the catalogue's."""
     context_memory: Bytes | None = None
     """Device memory of a process's CUDA context, outside PyTorch. Default: the catalogue's assumption."""
     communicator_memory: Bytes | None = None
     """Device memory of each NCCL communicator, outside PyTorch. Default: the catalogue's assumption."""
+    host_memory: Bytes | None = None
+    """Main memory of one node, shared by its GPUs, e.g. 2 TiB. Default: 256 GiB per GPU, assumed."""
     network: Bandwidth | None = None
     """Network between nodes per GPU and direction, e.g. 400 Gb/s. Default: the catalogue's assumption."""
 
@@ -172,9 +176,11 @@ class FsdpSection(Section):
     """Blocks drop their gathered parameters after forward: true, false, a number of ranks to reshard to (a divisor of
     `degree`), or torchtitan (default): all but the last block."""
     root_reshard_after_forward: ReshardRoot | None = None
-    """The same for the root unit. Default: null, PyTorch's default: the root stays gathered."""
+    """The same for the root unit, from PyTorch 2.8 on, with units: blocks. Default: null, PyTorch's default: the root
+    stays gathered."""
     units: Literal["blocks", "torchtitan_2026"] = "blocks"
-    """What is wrapped: blocks and root (default), or torchtitan of 2026: embedding, blocks, norm with head, root."""
+    """What is wrapped: blocks and root (default), or torchtitan of 2026: embedding, blocks, norm with head, root
+    (implementation torchtitan with untied embeddings only)."""
     wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
     """Which wrapper is outside. Default: fsdp(checkpoint), as torchtitan; FSDP2 gathers equally often either way."""
     forward_prefetch: CountOrZero = 0
@@ -188,6 +194,9 @@ class FsdpSection(Section):
     keep unsharded gradients meanwhile."""
     cast_forward_inputs: bool = True
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
+    cpu_offload: bool = False
+    """CPUOffloadPolicy: parameters, gradients and optimizer states live in pinned host memory, and the CPU runs the
+    optimizer. Default: false."""
 
 
 class TensorSection(Section):
@@ -300,6 +309,7 @@ class StrategySection(Section):
     optimizer: Any = None
     checkpoint: Any = None
     mode: Any = None
+    offload: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -312,7 +322,7 @@ class ScenarioFile(Section):
     description: str = ""
     """A line for people."""
     torch: Version = "2.14"
-    """Version of PyTorch that is imitated. Default: "2.14". Write it in quotes."""
+    """Version of PyTorch that is imitated, 2.4 to 2.14. Default: "2.14". Write it in quotes."""
     model: ModelSection
     cluster: ClusterSection | None = None
     """May be absent for a chain only: one GPU then."""
@@ -326,6 +336,8 @@ class ScenarioFile(Section):
     mode: Mode = "train"
     """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
     torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
+    offload: OffloadSection | None = None
+    """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
     host: HostSection = Field(default_factory=HostSection)

@@ -19,6 +19,9 @@ EXPECTED = {
     "bool_type": "true or false is expected",
     "string_type": "text is expected",
     "list_type": "a list is expected, e.g. [...]",
+    "tuple_type": "a list is expected, e.g. [...]",
+    "int_type": "a whole number is expected",
+    "float_type": "a number is expected",
     "dict_type": "a section is expected, e.g. {name: value}",
     "model_type": "a section is expected, e.g. {name: value}",
     "missing": "is missing",
@@ -147,6 +150,16 @@ def _section_at(path: Path) -> type[BaseModel]:
     for part in (part for part in path if isinstance(part, str)):
         section = _model_in(section.model_fields[part].annotation) or section
     return section
+
+
+def is_field(path: str) -> bool:
+    """Does a scenario have the field at a dotted path?"""
+    section: type[BaseModel] | None = ScenarioFile
+    for part in path.split("."):
+        if section is None or part not in section.model_fields:
+            return False
+        section = _model_in(section.model_fields[part].annotation)
+    return True
 
 
 def _model_in(kind: Any) -> type[BaseModel] | None:

@@ -95,6 +95,28 @@ class Checkpoint(Region):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Saved tensors that wait for backward in host memory.
+
+    `what`: "saved_tensors" is torch.autograd.graph.save_on_cpu (every saved tensor, weights and duplicates too),
+    "checkpoint_inputs" what checkpointed regions keep, "activations" saved tensors other than parameters and buffers.
+    `layers`: which (None: the whole forward, loss and all). `streams`: copies run on the compute stream, as
+    save_on_cpu's, or on side streams of their own. For side streams: `look_ahead` layers are fetched before backward
+    reaches them (0: each tensor when it is asked for), `in_flight` tensors leave at a time, tensors below `above_bytes`
+    stay. `pinned_pool`: pinned blocks are kept and used again, as PyTorch does; else every tensor is pinned anew.
+    """
+
+    what: Literal["saved_tensors", "checkpoint_inputs", "activations"]
+    layers: tuple[int, ...] | None = None
+    pinned: bool = True
+    pinned_pool: bool = True
+    streams: Literal["compute", "side"] = "compute"
+    look_ahead: int = 1
+    in_flight: int = 5
+    above_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp:
     """FSDP2 fully_shard per block and root.
 
@@ -196,8 +218,7 @@ class Setup:
     mode: Mode = "train"
     """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
     without no_grad, so that a graph is built that nobody walks back."""
-    offload: Literal["checkpoint_inputs", "saved_tensors"] | None = None
-    """torch.autograd.graph.save_on_cpu around every layer (with checkpointing: its inputs) or the whole forward."""
+    offload: Offload | None = None
     pipeline: Pipeline | None = None
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
@@ -227,3 +248,10 @@ class Scenario:
     description: str
     strategies: tuple[Setup, ...]
     warnings: tuple[str, ...] = field(default_factory=tuple)
+    overrides: tuple[str, ...] = ()
+    """What --set changed, as given."""
+
+    @property
+    def title(self) -> str:
+        """The name, with what was changed: "fsdp_ckpt@batch.seq_len=4096"."""
+        return f"{self.name}@{','.join(self.overrides)}" if self.overrides else self.name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.program.program import Mem, Row
+from sim.program.program import Ints, Mem, Row
 from sim.program.world import Floats
 from sim.timeline.lanes import Lanes
 from sim.timeline.memory import MemoryTimeline, step_ranges
@@ -39,6 +39,19 @@ def memory_clock(memory: MemoryTimeline, lanes: Lanes) -> MemoryClock:
     is_alloc = program.mem_kind[: memory.played] == Mem.ALLOC
     device_ns = np.where(is_alloc, starts[upcoming], ends[upcoming])
     return MemoryClock(issue_ns=before[rows], device_ns=np.maximum.accumulate(device_ns))
+
+
+def host_memory_curve(lanes: Lanes) -> tuple[Floats, Ints]:
+    """Bytes in use in host memory and from when on (device axis): from the start of the next copy where they grow, from
+    the end of the last one before where they shrink."""
+    program = lanes.program
+    copies = np.flatnonzero(lanes.is_copy)
+    upcoming = np.searchsorted(copies, program.host_row)
+    starts = np.append(lanes.start_ns[copies], lanes.device_end_ns)
+    ends = np.concatenate(([0.0], np.maximum.accumulate(lanes.end_ns[copies])))
+    grows = np.diff(program.host_used, prepend=0) > 0
+    times = np.where(grows, starts[upcoming], ends[upcoming])
+    return np.maximum.accumulate(times) if len(times) else times, program.host_used
 
 
 def host_clock(lanes: Lanes) -> Floats:

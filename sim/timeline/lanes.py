@@ -36,6 +36,15 @@ class Lanes:
         return np.equal(self.program.row_kind, Row.COLLECTIVE)
 
     @cached_property
+    def is_copy(self) -> Bools:
+        return np.equal(self.program.row_kind, Row.COPY)
+
+    @cached_property
+    def runs(self) -> Bools:
+        """Rows that take time on a stream: kernels, collectives and copies."""
+        return self.is_kernel | self.is_collective | self.is_copy
+
+    @cached_property
     def is_transfer(self) -> Bools:
         """Collectives, and kernels on streams that only communicate (the chain's communication)."""
         return self.is_collective | (self.is_kernel & (self.program.row_stream > COMPUTE) & self._communicates)
@@ -73,10 +82,9 @@ class Lanes:
         return total(merged(self.start_ns[rows], self.end_ns[rows]))
 
     def exposed_ns(self, rows: Bools) -> float:
-        """Time in which a transfer among `rows` runs and no kernel of the compute stream does."""
-        transfers = rows & self.is_transfer
+        """Time in which any of `rows` that is no compute kernel runs, and no compute kernel among them does."""
         kernels = rows & self.computes
-        moving = merged(self.start_ns[transfers], self.end_ns[transfers])
+        moving = merged(self.start_ns[rows & ~kernels], self.end_ns[rows & ~kernels])
         working = merged(self.start_ns[kernels], self.end_ns[kernels])
         return total(moving) - overlap(moving, working)
 
@@ -124,6 +132,22 @@ def merged(start: Floats, end: Floats) -> Floats:
 def total(intervals: Floats) -> float:
     """Length of disjoint intervals."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def without(a: Floats, b: Floats) -> Floats:
+    """The part of disjoint, sorted intervals `a` that `b`, as such, does not cover."""
+    edges = np.unique(np.concatenate([a.ravel(), b.ravel()]))
+    middle = (edges[1:] + edges[:-1]) / 2
+
+    def inside(intervals: Floats) -> Bools:
+        if not len(intervals):
+            return np.zeros(len(middle), bool)
+        i = np.searchsorted(intervals[:, 0], middle, "right") - 1
+        covered: Bools = (i >= 0) & (middle < intervals[np.maximum(i, 0), 1])
+        return covered
+
+    keep = inside(a) & ~inside(b)
+    return merged(edges[:-1][keep], edges[1:][keep])
 
 
 def overlap(a: Floats, b: Floats) -> float:

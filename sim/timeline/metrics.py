@@ -29,7 +29,7 @@ class StepMemory:
 class StepTime:
     """Times and counts of the steady step of one rank, in nanoseconds.
 
-    exposed_communication_ns: a transfer runs and the compute stream does not. recompute_of_forward: recomputed kernel
+    exposed_communication_ns: a collective runs and the compute stream does not. recompute_of_forward: recomputed kernel
     time over the forward's; recompute_of_step: over the step without it.
     """
 
@@ -117,7 +117,8 @@ def step_time(lanes: Lanes, period: int = 1) -> StepTime:
     cycle = windows[-period:]
     step_ns = (cycle[-1][1] - cycle[0][0]) / len(cycle)
     recompute = lanes.kernel_ns(rows, Phase.RECOMPUTE)
-    exposed = lanes.exposed_ns(rows)
+    exposed = lanes.exposed_ns(rows & (lanes.is_transfer | lanes.computes))
+    moving = lanes.exposed_ns(rows & (lanes.is_transfer | lanes.is_copy | lanes.computes))
     busy = lanes.busy_ns(rows & lanes.computes)
     waits = lanes.waits_for_stages_ns(rows)
     flops, again = _flops(lanes, rows)
@@ -128,7 +129,7 @@ def step_time(lanes: Lanes, period: int = 1) -> StepTime:
         backward_ns=lanes.kernel_ns(rows, Phase.BACKWARD),
         recompute_ns=recompute,
         exposed_communication_ns=exposed,
-        host_bound_ns=max(0.0, step_ns - busy - exposed - waits),
+        host_bound_ns=max(0.0, step_ns - busy - moving - waits),
         waits_for_stages_ns=waits,
         collectives=_collectives(lanes, rows),
         flops=flops,

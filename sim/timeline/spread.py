@@ -1,7 +1,8 @@
 """How far may a step time be off? From the uncertainties of the kernels that fill the step.
 
 The sigma of a figure is shared by all kernels that it prices, so within a family errors add up; families are taken as
-unrelated. What no kernel fills (exposed communication, host) has no sigma of its own here.
+unrelated; copies count where nothing computes beside them. What else no kernel fills (exposed communication, host) has
+no sigma of its own here.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ def step_sigma(lanes: Lanes, cost: CostModel, step_ns: float) -> float:
     for kernel, ns in zip(program.kernels, busy_ns.tolist()):
         if ns:
             by_family[_family(kernel.work)] += ns * cost.uncertainty(kernel.work)
+    step = lanes.in_step(first, last)
+    exposed_ns = lanes.exposed_ns(step & (lanes.is_copy | lanes.computes)) if (step & lanes.is_copy).any() else 0.0
+    by_family["copy"] = exposed_ns * cost.copy_uncertainty("device_to_host")
     return hypot(*by_family.values()) / step_ns if step_ns else 0.0
 
 

@@ -10,7 +10,7 @@ from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, ModelConfig
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision, Region, Setup
+from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
@@ -37,10 +37,13 @@ def llama_setup(meta: dict[str, Any]) -> Setup:
     )
 
 
-def _offload(meta: dict[str, Any]) -> Any:
+def _offload(meta: dict[str, Any]) -> Offload | None:
+    """save_on_cpu around the whole forward, or around every block's call."""
     if meta["ac"] == "offload":
-        return "saved_tensors"
-    return "checkpoint_inputs" if meta["ac"] == "full_offload" or meta.get("block_offload") else None
+        return Offload(what="saved_tensors")
+    if meta["ac"] == "full_offload" or meta.get("block_offload"):
+        return Offload(what="saved_tensors", layers=tuple(range(meta["L"])))
+    return None
 
 
 def _llama(meta: dict[str, Any]) -> ModelConfig:

@@ -90,3 +90,29 @@ def test_orders_that_wait_for_each_other_are_refused() -> None:
 
 def test_every_schedule_has_cases() -> None:
     assert {case["schedule"] for case in CASES} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "v"),
+    [("interleaved", 2), ("interleaved", 3), ("breadth-first", 2), ("zb-h1", 1), ("zb-h1", 2), ("zb-v", 2), ("dualpipe-v", 2)],
+)  # fmt: skip
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_early_transfers_are_those_that_torch_adds(schedule: str, v: int, p: int) -> None:
+    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    parts = parts_of(p, v, folded=schedule in ("zb-v", "dualpipe-v"))
+    for m in (2 * p, 4 * p):
+        made = orders(schedule, p, m, v)
+        theirs = {rank: [torch._Action.from_str(str(action)) for action in order] for rank, order in enumerate(made)}
+        steps = torch._add_send_recv(theirs, lambda stage: parts[stage].rank, len(parts))
+        for rank, mine in enumerate(with_transfers(made, parts, early=True)):
+            assert [_torchs_text(step) for step in mine] == [str(action) for action in steps[rank]]
+
+
+def _torchs_text(step: Step) -> str:
+    """A received one is named after the stage that it is for."""
+    stage, kind, micro_batch = step.action
+    if step.computes:
+        return str(step.action)
+    if step.receives is not None:
+        stage += 1 if kind is Kind.FORWARD else -1
+    return f"{stage}{'SEND' if step.sends is not None else 'RECV'}_{kind.value}{micro_batch}"

@@ -94,6 +94,8 @@ def assert_equal(a: Program, b: Program) -> None:
         assert [a.where(w) for w in getattr(a, column).tolist()] == [b.where(w) for w in getattr(b, column).tolist()]
     assert (a.kernels, a.collectives, a.host_works, a.marks) == (b.kernels, b.collectives, b.host_works, b.marks)
     assert a.transfers == b.transfers
+    assert a.copies == b.copies
+    assert np.array_equal(a.host_row, b.host_row) and np.array_equal(a.host_used, b.host_used)
 
 
 @pytest.mark.parametrize("checkpoint", [*CHECKPOINTS.values(), *PARTS.values()], ids=[*CHECKPOINTS, *PARTS])
@@ -203,6 +205,23 @@ def test_evaluation(checkpoint: str, mode: str) -> None:
 def test_chunked_losses_and_other_optimizers(chunking: str, optimizer: str) -> None:
     text = GPT.replace("DROPOUT", f"0.1, loss_chunks: 4, loss_chunking: {chunking}").replace(", accumulation: 2", "")
     setup = setup_of(f"{text}checkpoint: {{every: 1}}\noptimizer: {optimizer}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        "offload: {what: activations}\ncheckpoint: {first: 3}",
+        "offload: {what: checkpoint_inputs, streams: side}\ncheckpoint: {}",
+        "offload: {what: saved_tensors, layers: ratio 0.5}",
+        "offload: {what: saved_tensors}",
+        "checkpoint: {every: 2}",
+    ],
+)
+@pytest.mark.parametrize("states", ["false", "true"])
+def test_offload_under_fsdp(states: str, offload: str) -> None:
+    text = LLAMA.replace("IMPLEMENTATION", "torchtitan").replace("degree: 8", f"degree: 8, cpu_offload: {states}")
+    setup = setup_of(f"{text}{offload}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 

@@ -204,7 +204,7 @@ class NaiveAllocator:
         block = self.run_for(size, stream, small)
         if block is None:
             page = self.settings.page_bytes(small)
-            length = -(-(self.total + self.total // 8) // page) * page
+            length = -(-max(self.total + self.total // 8, size) // page) * page
             self.made += 1
             block = NaiveBlock(self.driver.reserve(length), length, self.number(), "unmapped")
             self.segments.append(NaiveSegment(self.made, small, stream, page, [block]))

@@ -59,16 +59,18 @@ class Flow:
 
 
 def max_min(flows: list[Flow], capacity: list[float]) -> dict[Flow, float]:
-    """Raise all rates together; a flow stops at its cap, or when a link on its path is full."""
+    """Raise all rates together, in proportion to their weights; a flow stops at its cap, or when a link is full."""
     rate = dict.fromkeys(flows, 0.0)
     rising = set(flows)
     while rising:
         used = {link for flow in rising for link in flow.meeting.links}
         room = {k: capacity[k] - sum(rate[flow] for flow in flows if k in flow.meeting.links) for k in used}
-        users = {k: sum(k in flow.meeting.links for flow in rising) for k in used}
-        step = min([room[k] / users[k] for k in used] + [flow.cap - rate[flow] for flow in rising])
+        users = {k: sum(flow.meeting.weight for flow in rising if k in flow.meeting.links) for k in used}
+        step = min(
+            [room[k] / users[k] for k in used] + [(flow.cap - rate[flow]) / flow.meeting.weight for flow in rising]
+        )
         for flow in rising:
-            rate[flow] += step
+            rate[flow] += step * flow.meeting.weight
         full = {k for k in used if room[k] - step * users[k] <= 1e-9 * capacity[k]}
         rising = {f for f in rising if rate[f] < f.cap * (1 - 1e-12) and not full & set(f.meeting.links)}
     return rate

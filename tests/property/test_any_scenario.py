@@ -10,7 +10,10 @@ EXAMPLES = int(os.environ.get("SIM_EXAMPLES", "150"))
 TEXTS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))]
 PATHS = """model model.preset model.layers model.heads model.config model.chain model.chain.layers model.dropout cluster
 cluster.gpu cluster.nodes cluster.usable_memory batch batch.seq_len parallel parallel.fsdp parallel.fsdp.degree
-parallel.fsdp.reshard_after_forward precision precision.compute optimizer optimizer.clip_norm checkpoint checkpoint.save
+parallel.fsdp.reshard_after_forward parallel.pipeline parallel.pipeline.degree parallel.pipeline.schedule
+parallel.pipeline.virtual parallel.pipeline.placement batch.accumulation checkpoint.keep_micro_batches
+precision precision.compute optimizer optimizer.clip_norm checkpoint checkpoint.save
+offload offload.what offload.layers offload.streams offload.above strategies.mixed.offload.look_ahead cluster.host_memory
 checkpoint.every checkpoint.segment checkpoint.first allocator host host.sync profile strategies strategies.full
 strategies.x.checkpoint.every torch description nonsense extends""".split()  # noqa: SIM905 (reads better)
 

@@ -93,4 +93,5 @@ def meetings(draw: st.DrawFn, ranks: int, streams: int, links: int, levels: int)
         cap_bytes_per_ns=draw(st.sampled_from([0.4, 1.5, *([math.inf] if path else [])])),
         slow=draw(st.sampled_from([1.0, 0.5])),
         level=draw(st.integers(0, levels - 1)),
+        weight=draw(st.sampled_from([1, 1, 2, 3])),
     )

@@ -26,6 +26,7 @@ class FakeGpu:
     gpu_link_bytes_per_s: float = 450e9
     host_link_bytes_per_s: float = 63e9
     node: FakeNode = FakeNode()
+    host_link: str = "PCIe 5 x16"
 
     def peak_flops_per_s(self, dtype: str) -> float:
         return self.peaks[dtype]
@@ -48,6 +49,7 @@ A100 = FakeGpu(
     {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12},
     2039e9,
     gpu_link_bytes_per_s=300e9,
+    host_link="PCIe 4 x16",
     host_link_bytes_per_s=31.5e9,
     node=FakeNode(25e9),
 )

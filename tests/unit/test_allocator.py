@@ -280,3 +280,19 @@ def test_inside_a_private_pool_waiting_frees_are_recorded_later_before_2_13() ->
     device.leave_pool()
     device.malloc(512)
     assert (told, device.active_bytes) == (["record"], 1024)
+
+
+@pytest.mark.parametrize("size", [40 * MIB, 45 * MIB, 46 * MIB, 400 * MIB])
+def test_a_request_above_the_device_is_out_of_memory_in_expandable_segments_too(size: int) -> None:
+    """A virtual range reaches to 1.125 times the device (45 of 40 MiB); memory without end needs a longer one."""
+    settings = AllocatorSettings.parse("expandable_segments:True")
+    device = CachingAllocator(settings, 40 * MIB, capacity_bytes=38 * MIB)
+    with pytest.raises(OutOfMemory) as caught:
+        device.malloc(size)
+    assert (caught.value.requested_bytes, caught.value.device_free_bytes) == (size, 38 * MIB)
+    endless = CachingAllocator(settings, 40 * MIB, capacity_bytes=1 << 50)
+    block = endless.malloc(size)
+    assert endless.active_bytes == size
+    endless.validate()
+    endless.free(block)
+    assert endless.malloc(size).address == block.address

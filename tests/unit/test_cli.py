@@ -54,8 +54,11 @@ WRONG = {
     "an unknown field": (("run", "{chain}", "--set", "model.chane=1"), "did you mean chain"),
     "a set without a value": (("run", "{chain}", "--set", "model"), "--set"),
     "an unknown strategy": (("run", "{chain}", "--only", "by-too"), "did you mean by-two?"),
-    "an unknown cost profile": (("run", "{chain}", "--set", "profile=h100"), "cost profile 'h100': one of"),
-    "an unknown framework": (("run", "{tiny}", "--set", "host.framework=lazy"), "framework 'lazy': one of"),
+    "an unknown cost profile": (("run", "{chain}", "--set", "profile=h100"), "h100: one of 21 names such as h100-"),
+    "an unknown framework": (
+        ("run", "{tiny}", "--set", "host.framework=lazy"),
+        "lazy: one of eager, megatron-deepspeed, none, transformers",
+    ),
     "a wrong allocator": (("run", "{chain}", "--set", "allocator=bogus:1"), "no such option"),
     "an output that is a file": (("run", "{chain}", "--out", "{chain}"), "cannot be written"),
     "a folder without a run": (("compare", "{folder}"), "no summary.json"),
@@ -64,6 +67,14 @@ WRONG = {
     "an unknown command": (("walk",), "walk"),
     "no scenario": (("run",), "scenario"),
 }
+
+
+def test_a_comparison_tells_the_problems_of_all_scenarios(tmp_path: Path) -> None:
+    one = write(tmp_path, TINY.replace("512", "8k"), "one.yaml")
+    two = write(tmp_path, TINY.replace("h100", "h1000"), "two.yaml")
+    result = sim("compare", one, two)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "2 problems. Nothing was run.")
+    assert f"{one}\n" in result.stderr and f"{two}\n" in result.stderr
 
 
 @pytest.mark.parametrize("arguments, expected", WRONG.values(), ids=WRONG)

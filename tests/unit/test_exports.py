@@ -209,7 +209,7 @@ def test_a_run_leaves_all_files_and_a_figure_that_shows_something(folder: Path, 
 
 def test_out_of_memory_leaves_all_files_too(folder: Path, tmp_path: Path) -> None:
     assert sim("run", write(folder, CHAIN, "chain.yaml"), "--out", tmp_path, "--set", TIGHT).exit_code == 0
-    left = tmp_path / "chain" / "none"
+    left = tmp_path / f"chain@{TIGHT.replace(' ', '_')}" / "none"
     assert sorted(path.name for path in left.iterdir()) == sorted(FILES)
     rows = parquet.read_table(left / "memory.parquet").to_pylist()
     assert [row["block_bytes"] for row in rows] == [128 << 20] * 4

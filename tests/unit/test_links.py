@@ -15,6 +15,11 @@ def test_what_a_capped_flow_leaves_goes_to_the_others() -> None:
     assert share([0.5, inf, inf], [(0,), (0,), (0,)], [3.0]) == [0.5, 1.25, 1.25]
 
 
+def test_a_flow_of_weight_two_gets_two_shares_until_its_cap() -> None:
+    assert share([inf, inf], [(0,), (0,)], [3.0], [2, 1]) == [2, 1]
+    assert share([1.5, inf], [(0,), (0,)], [3.0], [2, 1]) == [1.5, 1.5]
+
+
 def test_what_a_flow_cannot_use_for_another_link_goes_to_the_others() -> None:
     assert share([inf, inf], [(0, 1), (0,)], [3.0, 1.0]) == [1, 2]
 

@@ -8,9 +8,9 @@ from sim.model.catalogue import (
     implementations_of,
     preset_names,
     preset_shapes,
-    read_huggingface_config,
 )
 from sim.model.config import ModelConfig
+from sim.model.huggingface import read_huggingface_config
 
 
 def preset(name, implementation=None, **overrides):
@@ -152,16 +152,16 @@ def written(folder, data):
 
 
 def test_a_config_json_gives_the_shapes_of_the_preset(tmp_path):
-    config = build_model("llama-3.1-8b", read_huggingface_config(written(tmp_path, LLAMA_31)))
+    config = build_model("llama-3.1-8b", read_huggingface_config(written(tmp_path, LLAMA_31)).shapes)
     assert config == preset("llama-3.1-8b")
-    gpt2 = build_model("gpt2-small", read_huggingface_config(written(tmp_path, GPT2)), "transformers")
+    gpt2 = build_model("gpt2-small", read_huggingface_config(written(tmp_path, GPT2)).shapes, "transformers")
     assert gpt2 == preset("gpt2-small", "transformers")
 
 
 def test_qwen_types_bring_their_biases_and_norms(tmp_path):
-    qwen2 = read_huggingface_config(written(tmp_path, LLAMA_31 | {"model_type": "qwen2"}))
+    qwen2 = read_huggingface_config(written(tmp_path, LLAMA_31 | {"model_type": "qwen2"})).shapes
     assert (qwen2["qkv_bias"], "qk_norm" in qwen2) == (True, False)
-    qwen3 = read_huggingface_config(written(tmp_path, LLAMA_31 | {"model_type": "qwen3"}))
+    qwen3 = read_huggingface_config(written(tmp_path, LLAMA_31 | {"model_type": "qwen3"})).shapes
     assert (qwen3["qk_norm"], qwen3["head_dim"], "qkv_bias" in qwen3) == (True, 128, False)
 
 
@@ -177,7 +177,7 @@ def test_a_missing_wrong_or_absent_config_json_is_a_fault(tmp_path):
         tmp_path, {key: value for key, value in LLAMA_31.items() if key != "vocab_size"} | {"hidden_size": "4k"}
     )
     assert faults(lambda: read_huggingface_config(path)) == [
-        ("config", str(path), "hidden_size is '4k', a number is expected", ()),
+        ("config", str(path), "hidden_size is '4k', a whole number is expected", ()),
         ("config", str(path), "vocab_size is missing", ()),
     ]
     assert faults(lambda: read_huggingface_config(tmp_path / "none.json"))[0][2] == "no such file or directory"
@@ -191,3 +191,47 @@ def test_an_activation_that_is_not_modelled_is_a_fault(tmp_path):
     assert faults(lambda: read_huggingface_config(path)) == [
         ("config", str(path), "activation_function relu is not known;", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
     ]
+
+
+def test_all_faults_of_a_config_json_are_told_at_once(tmp_path):
+    path = written(tmp_path, LLAMA_31 | {"hidden_act": "relu", "attention_bias": True, "vocab_size": None})
+    assert [fault[2] for fault in faults(lambda: read_huggingface_config(path))] == [
+        "vocab_size is missing",
+        "hidden_act relu is not known;",
+        "attention_bias: true is not modelled (it also biases the output)",
+    ]
+
+
+def test_a_key_that_is_given_twice_is_a_fault(tmp_path):
+    path = written(tmp_path, json.dumps(LLAMA_31)[:-1] + ', "vocab_size": 7}')
+    assert [fault[2] for fault in faults(lambda: read_huggingface_config(path))] == ["vocab_size is given twice"]
+
+
+def test_layers_are_limited_wherever_they_come_from(tmp_path):
+    shapes = read_huggingface_config(written(tmp_path, LLAMA_31 | {"num_hidden_layers": 100_000})).shapes
+    assert faults(lambda: build_model("deep", shapes)) == [("layers", 100_000, "at most 10,000 is expected", ())]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, []),
+        ({"sliding_window": 4096, "model_type": "mistral"}, ["attention is modelled over all 8192 tokens"]),
+        ({"sliding_window": 8192, "model_type": "mistral"}, []),
+        ({"sliding_window": 4096, "model_type": "qwen2"}, []),
+        ({"sliding_window": 4096, "model_type": "qwen2", "use_sliding_window": True}, ["over all 8192 tokens"]),
+        ({"mlp_bias": True}, ["mlp_bias: biases in the MLP are not modelled"]),
+        ({"mlp_bias": False, "attention_dropout": 0.0}, []),
+        ({"attention_dropout": 0.1}, ["attention_dropout 0.1: dropout inside attention is not modelled"]),
+    ],
+)
+def test_keys_that_would_change_the_result_are_told(tmp_path, keys, said):
+    config = read_huggingface_config(written(tmp_path, LLAMA_31 | keys))
+    found = config.not_modelled(build_model("mine", config.shapes), 8192)
+    assert [text.endswith(end) for text, end in zip(found, said, strict=True)] == [True] * len(said)
+
+
+def test_dropouts_of_gpt2_that_differ_from_the_models_are_told(tmp_path):
+    config = read_huggingface_config(written(tmp_path, GPT2 | {"resid_pdrop": 0.1, "attn_pdrop": 0.2}))
+    found = config.not_modelled(build_model("gpt2", config.shapes, "transformers"), 512)
+    assert found == ["attn_pdrop 0.2: model.dropout is 0.1"]

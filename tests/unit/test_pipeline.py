@@ -24,7 +24,7 @@ from sim.program.program import (
     Program,
     Row,
 )
-from sim.runtime.lower import lower
+from sim.runtime.lower import LINKS_PER_RANK, NIC, lower
 from sim.runtime.record import record
 from sim.runtime.recorder import Recorder
 from sim.scenario import load_text
@@ -138,6 +138,15 @@ def test_activations_of_in_flight_micro_batches_are_held() -> None:
     assert first - 3 * per_micro_batch < per_micro_batch + 8 * HIDDEN_BYTES
 
 
+@pytest.mark.parametrize(("schedule", "held"), [("1f1b", 0), ("zb-h1", 8)])
+def test_input_gradients_of_split_backwards_stay_until_the_next_step(schedule: str, held: int) -> None:
+    """stage_backward_input leaves them in `.grad` of the received buffers; stage_backward takes them out."""
+    program = programs_of(setup_of(f"schedule: {schedule}"), 2)[1]
+    kept = Counter(program.owners[program.mem_handle[program.mem_kind == Mem.ALLOC]].tolist())
+    kept.subtract(program.owners[program.mem_handle[program.mem_kind == Mem.FREE]].tolist())
+    assert kept[int(Owner.ACTIVATION_GRADIENT)] == 8 + held  # buffers for gradients stay too
+
+
 def test_tied_embeddings_add_up_their_gradients_on_both_ends() -> None:
     counts = [collectives_of(program)["all_reduce", "embedding"] for program in programs_of(setup_of(tied=True), 2)]
     assert counts == [2, 0, 0, 2]
@@ -166,7 +175,7 @@ def test_sends_cross_the_network_between_nodes() -> None:
         world = lower(programs_of(setup, 1), cost_model(setup), setup.mesh).world
         links = {meeting.links for meeting in world.meetings if meeting.bytes == HIDDEN_BYTES}
         forward = {link for (link,) in links}
-        nics = {link // 2 for link in forward if link % 2 == 1}
+        nics = {link // LINKS_PER_RANK for link in forward if link % LINKS_PER_RANK == NIC}
         assert len(nics) == (crossing + 1 if crossing else 0)  # sender of hidden states or of gradients
 
 

@@ -6,22 +6,27 @@ import io
 import json
 import re
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sim.api import Result, load, simulate
+from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.console import make_console, show_run
 from sim.report.files import folder_names
 from sim.report.levers import find_lever
+from sim.report.picture import STALL, Picture
 from sim.report.progress import Progress
 from sim.report.read import read_run, read_summary
-from sim.report.summary import RunSummary, summarize, summarize_run, to_json
+from sim.report.summary import RunSummary, evidence, summarize, summarize_run, to_json
+from sim.scenario import load_text
 from tests.unit.scenarios import CHAIN, PIPELINE, ROOT, TIGHT, TINY, sim, write
 
 MIB = 1 << 20
+OFFLOADED = TINY.partition("strategies:")[0] + "strategies:\n  activations: {offload: {what: activations}}\n"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,18 @@ def tiny(folder: Path) -> Result:
 @pytest.fixture(scope="module")
 def pipeline(folder: Path) -> Result:
     return simulate(load(write(folder, PIPELINE, "pipeline.yaml")))
+
+
+@pytest.fixture(scope="module")
+def offloaded(folder: Path) -> Result:
+    """Activations on side streams, with a bound that makes the step wait; inputs whose copies hide; a host too small."""
+    text = TINY.partition("strategies:")[0].replace("gpus_per_node: 2", "gpus_per_node: 2, host_memory: 32 MiB")
+    text = text.replace("seq_len: 512", "seq_len: 4096") + (
+        "strategies:\n"
+        "  activations: {offload: {what: activations}}\n"
+        "  inputs: {checkpoint: {}, offload: {what: checkpoint_inputs, layers: [0, 1], streams: side}}\n"
+    )
+    return simulate(load(write(folder, text, "offloaded.yaml")))
 
 
 def summary(result: Result) -> RunSummary:
@@ -105,6 +122,23 @@ def test_a_lever_is_the_peak_without_an_owner(chain: Result) -> None:
     assert (lever.peak_bytes, lever.phase) == ((3 * 16 + 128) * MIB, "forward")
 
 
+@pytest.mark.parametrize(
+    ("text", "version", "label"),
+    [
+        (TINY, "2.14", "exact"),
+        (TINY, "2.14.1", "exact"),
+        (TINY, "2.13", "close"),
+        (TINY, "1.0", "close"),
+        (CHAIN, "2.9", "exact"),
+        (CHAIN, "2.10", "close"),
+        (CHAIN, "99.99", "close"),
+    ],
+)
+def test_bytes_are_exact_only_of_versions_that_were_recorded(text: str, version: str, label: str) -> None:
+    (setup, *_) = load_text(text, overrides=[f'torch="{version}"']).strategies
+    assert evidence(setup)["bytes"].label == label
+
+
 def test_tokens_are_counted_over_all_gpus(tiny: Result) -> None:
     assert summarize(tiny.outcomes[0]).tokens_per_step == 2 * 512 * 2
 
@@ -131,14 +165,16 @@ def documented(heading: str) -> set[str]:
     return {match[1] for match in re.finditer(r"^\| `([^`]+)` \|", section, re.M)}
 
 
-def test_every_key_is_documented_and_every_documented_key_is_there(chain: Result, tiny: Result, tight: Result) -> None:
+def test_every_key_is_documented_and_every_documented_key_is_there(
+    chain: Result, tiny: Result, tight: Result, offloaded: Result
+) -> None:
     real: set[str] = set()
-    for result in (chain, tiny, tight):
+    for result in (chain, tiny, tight, offloaded):
         run = json.loads(to_json(summary(result)))
         assert keys({**run, "strategies": []}) == documented("## The run")
         for strategy in run["strategies"]:
             real |= keys(strategy)
-    optional = {"lever", "oom"}  # null, or an object
+    optional = {"lever", "oom", "offload"}  # null, or an object
     nullable = {"recompute_overhead"}
     assert real - nullable == documented("## A strategy") - (optional - real)
 
@@ -178,12 +214,57 @@ def test_a_pipeline_is_drawn_as_the_compute_lanes_of_its_stages(pipeline: Result
 
 
 # -- the screen ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_nothing_is_lost_at_any_width(width: int, tiny: Result, capsys: pytest.CaptureFixture[str]) -> None:
-    text = screen(summary(tiny), width, capsys)
-    assert all(len(line) <= width for line in text.splitlines())
-    assert "\u2026" not in text
-    assert text.count("full") >= 4
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_no_word_is_broken_or_lost_at_any_width(
+    width: int, tiny: Result, tight: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in (summary(tiny), summary(tight)):
+        text = screen(run, width, capsys)
+        assert all(len(line) <= width for line in text.splitlines())
+        assert words(text) == words(screen(run, 400, capsys))
+
+
+def words(text: str) -> set[str]:
+    return {word for word in text.split() if not word.startswith("\u2500")}
+
+
+def test_a_comparison_breaks_no_word_either(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    for width in ("60", "80", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        shown.append(sim("compare", write(folder, TINY, "tiny.yaml"), "--no-files").stdout)
+        assert all(len(line) <= int(width) for line in shown[-1].splitlines())
+    assert words(shown[0]) == words(shown[1]) == words(shown[2])
+
+
+def test_the_first_and_later_steps_are_joined_by_no_sign_of_order(
+    tiny: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = summary(tiny)
+    some = replace(run.strategies[0], first_step=replace(run.strategies[0].first_step, peak_active_bytes=7 << 30))
+    run = replace(run, strategies=(some,))
+    text = screen(run, 120, capsys)
+    assert "7,168 \u2192 " in text.replace("7,168.0", "7,168") and " > " not in text
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    show_run(make_console(ascii_only), run)
+    ascii_only.flush()
+    plain = ascii_only.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert " to " in plain and "first to later" in plain and "+-" in plain
+
+
+def test_a_search_that_ended_at_its_limit_says_so(tiny: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    capped, certain = summarize(tiny.outcomes[0], LARGEST_CONSIDERED), summarize(tiny.outcomes[1], 7)
+    assert (capped.largest_micro_batch_is_lower_bound, certain.largest_micro_batch_is_lower_bound) == (True, False)
+    assert ">= 4,096" in screen(replace(summary(tiny), strategies=(capped, certain)), 120, capsys)
+
+
+def test_what_holds_for_some_strategies_only_names_them(tiny: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    none, full = summary(tiny).strategies
+    run = replace(summary(tiny), strategies=(none, replace(full, communicator_bytes=0)))
+    text = screen(run, 400, capsys)
+    assert "\nnone: Device use: reserved + context + communicators." in text
+    assert "\nfull: Device use: reserved + context." in text
+    assert "\nDevice use: " in screen(summary(tiny), 400, capsys)
 
 
 def test_a_screen_names_the_cause_of_a_peak(tight: Result, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +280,26 @@ def test_a_screen_says_what_figures_rest_on(tiny: Result, capsys: pytest.Capture
     assert "Times: assumed. Cost profile h100-sxm" in text
     assert "context 512 MiB (assumed" in text and "communicators 688 MiB (assumed" in text
     assert "MFU: 6 * P + 12 * L * A * D * S" in text
+
+
+def test_a_screen_says_whether_copies_hide_and_whether_the_host_is_large_enough(
+    offloaded: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(screen(summary(offloaded), 300, capsys).split())
+    assert "copies run and nothing computes" in text and "until tensors have left" in text
+    assert "Copies hide behind compute." in text
+    assert "per node is needed, 32.0 MiB are there." in text
+    assert "Host memory of a node: given: set in the scenario." in text
+
+
+def test_copies_are_lanes_of_a_run_read_back(tmp_path: Path) -> None:
+    result = sim("run", write(tmp_path, OFFLOADED), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    ((_, _, picture, _),) = read_run(tmp_path / "out" / "mine")
+    assert picture is not None
+    assert {"to host", "from host"} <= {lane.name for lane in picture.lanes}
+    assert STALL in picture.lanes[0].work
+    assert picture.host is not None and picture.host[1].max() > 0
 
 
 def test_names_are_shown_as_they_are(chain: Result, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +331,8 @@ def test_a_bar_shows_itself_only_after_a_while(monkeypatch: pytest.MonkeyPatch) 
 # -- folders and comparison --------------------------------------------------------------------------------------------
 def test_folder_names_are_safe_and_distinct() -> None:
     names = ["a/b", "a b", "A_B", "..", "", "x" * 300, "gr\u00f6\u00dfe", "every-2"]
-    assert folder_names(names) == ["a_b", "a_b-2", "A_B-3", "_", "_-2", "x" * 80, "gr\u00f6\u00dfe", "every-2"]
+    long = f"{'x' * 71}-{sha256(b'x' * 300).hexdigest()[:8]}"
+    assert folder_names(names) == ["a_b", "a_b-2", "A_B-3", "_", "_-2", long, "gr\u00f6\u00dfe", "every-2"]
 
 
 def test_a_comparison_gives_deltas_against_the_first(folder: Path, tmp_path: Path) -> None:
@@ -253,7 +355,7 @@ def test_a_run_folder_is_compared_as_the_scenario_itself(folder: Path, tmp_path:
     scenario = write(folder, TINY, "tiny.yaml")
     assert sim("run", scenario, "--out", tmp_path).exit_code == 0
     from_files = read_run(tmp_path / "tiny")
-    assert [strategy.name for _, strategy, _ in from_files] == ["none", "full"]
+    assert [strategy.name for _, strategy, *_ in from_files] == ["none", "full"]
     played = sim("compare", scenario, "--no-files").stdout
     assert sim("compare", tmp_path / "tiny", "--no-files").stdout == played
     assert sim("compare", tmp_path / "tiny" / "none", tmp_path / "tiny" / "full", "--no-files").stdout == played
@@ -264,10 +366,24 @@ def test_a_picture_read_back_has_the_same_peak_and_lanes(tiny: Result, folder: P
     from sim.report.picture import picture_of
 
     sim("run", write(folder, TINY, "tiny.yaml"), "--out", tmp_path)
-    for outcome, (_, strategy, read) in zip(tiny.outcomes, read_run(tmp_path / "tiny")):
+    for outcome, (_, strategy, read, _) in zip(tiny.outcomes, read_run(tmp_path / "tiny")):
         made = picture_of(outcome, shown_lanes(outcome))
-        assert read is not None
-        assert read.peak_bytes == made.peak_bytes == strategy.peak_active_bytes
-        assert max(sum(curve) for curve in zip(*read.owners.values())) == made.peak_bytes
-        assert read.peak_ms == pytest.approx(made.peak_ms)
-        assert [lane.name for lane in read.lanes] == [lane.name for lane in made.lanes]
+        assert read is not None and read.peak_bytes == strategy.peak_active_bytes
+        assert pictured(read) == pictured(made)
+
+
+def test_what_does_not_fit_is_drawn_from_a_run_folder_too(folder: Path, tmp_path: Path) -> None:
+    sim("run", write(folder, CHAIN, "chain.yaml"), "--out", tmp_path, "--set", TIGHT)
+    none, by_two = (picture for _, _, picture, _ in read_run(tmp_path / f"chain@{TIGHT.replace(' ', '_')}"))
+    assert none is not None and by_two is not None
+    assert (none.fits, by_two.fits) == (False, True)
+    assert none.peak_bytes == 6 * 128 * MIB and none.reserved_bytes.max() >= none.peak_bytes
+
+
+def pictured(picture: Picture) -> dict[str, Any]:
+    """Everything in a picture, arrays as lists."""
+    plain = {field.name: getattr(picture, field.name) for field in fields(picture)}
+    plain |= {name: plain[name].tolist() for name in ("times_ms", "reserved_bytes")}
+    plain["owners"] = {name: curve.tolist() for name, curve in picture.owners.items()}
+    plain["lanes"] = [(lane.name, {kind: t.tolist() for kind, t in lane.work.items()}) for lane in picture.lanes]
+    return plain

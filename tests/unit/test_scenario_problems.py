@@ -93,7 +93,7 @@ RESHARD = "parallel.fsdp.reshard_after_forward"
     ("old", "new", "line", "path", "text"),
     [
         ("512", "8k", 3, "batch.seq_len", "8k: a number of tokens is expected, e.g. 8192"),
-        ("512", "'512'", 3, "batch.seq_len", "512: a number of tokens is expected, e.g. 8192"),
+        ("512", "'512'", 3, "batch.seq_len", "512: a number of tokens is expected, e.g. 8192; in quotes it is text"),
         (
             "512",
             "5000000000",
@@ -242,6 +242,23 @@ def test_a_policy_about_mm_is_warned_of_biases():
 
 
 @pytest.mark.parametrize(
+    "name", ["aten.addmm", "aten.bmm", "aten.native_dropout.default", "aten.embedding", "aten.cat"]
+)
+def test_an_operator_that_does_not_occur_is_warned_of(name):
+    (warned,) = load_text(VALID.replace("{every: 1}", f"{{save: [{name}]}}"), "mine.yaml").warnings
+    assert warned == (
+        f"mine.yaml line 7: strategies.full.checkpoint.save[0] {name}: does not occur in the layers of this model:"
+        " nothing is saved by it"
+    )
+
+
+def test_attention_that_is_not_fused_cannot_be_saved_by_its_name():
+    text = VALID.replace("torchtitan}", "torchtitan, attention: math}").replace("{every: 1}", "{save: [attention]}")
+    (warned,) = load_text(text).warnings
+    assert warned.endswith("with attention: math no fused attention occurs: nothing is saved by it")
+
+
+@pytest.mark.parametrize(
     ("checkpoint", "path", "text"),
     [
         ("{save: [atention]}", "save[0]", "(did you mean attention?)"),
@@ -273,10 +290,13 @@ def test_nothing_casts_on_one_gpu_without_autocast():
     ]
 
 
-def test_a_v100_is_warned_of_bf16():
-    assert load_text(VALID.replace("h100-sxm-80gb", "v100"), "mine.yaml").warnings == (
-        "mine.yaml: precision.compute NVIDIA V100 SXM2 32 GB has no bf16 matrix units",
-    )
+def test_a_dtype_without_matrix_units_names_those_that_there_are():
+    v100 = VALID.replace("h100-sxm-80gb", "v100")
+    message = "NVIDIA V100 SXM2 32 GB has no bf16 matrix units: use fp16 or fp32"
+    assert problems(v100) == [(None, "precision.compute", message)]
+    assert problems(v100, ["precision.compute=bf16"]) == [(None, "precision.compute", "bf16: " + message)]
+    for dtype in ("fp16", "fp32"):
+        assert load_text(v100, overrides=[f"precision.compute={dtype}"]).warnings == ()
 
 
 def test_missing_sections_are_named():
@@ -308,7 +328,11 @@ def test_a_text_that_is_no_scenario_is_told_so():
     assert problems("- 1\n- 2\n") == [(1, "", "sections are expected, e.g. model: {preset: llama-3.1-8b}")]
     assert problems("a: &a [*a]\n") == [(1, "a[0]", "contains itself")]
     assert problems(VALID + "? [a]\n: 1\n") == [(8, "", "a name is expected before the colon")]
-    assert problems(VALID + "profile: !mine x\n") == [(8, "profile", "the tag !mine means nothing here")]
+    assert problems(VALID + "host: !mine {sync: !yours []}\n") == [
+        (8, "host", "the tag !mine means nothing here"),
+        (8, "host.sync", "the tag !yours means nothing here"),
+    ]
+    assert problems(VALID + "profile: !mine l40s\n") == [(8, "profile", "the tag !mine means nothing here")]
 
 
 def test_a_file_that_cannot_be_read_is_told_why(tmp_path):

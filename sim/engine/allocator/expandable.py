@@ -63,7 +63,7 @@ def candidate(allocator: CachingAllocator, pool: Pool, stream: int, size: int) -
                 return segment, start
     page = allocator.settings.page_bytes(pool.small)
     total = allocator.total_bytes
-    length = round_up(total + total // 8, page)
+    length = round_up(max(total + total // 8, size), page)  # larger than the device only without a limit to it
     segment = heap.add_segment(pool, stream, allocator.driver.reserve(length), length, page)
     heap.put_unmapped(segment, segment.origin, length, heap.next_number())
     return segment, segment.origin

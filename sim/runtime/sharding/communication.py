@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.program.program import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE
+from sim.runtime.host_memory import HostMemory
 from sim.runtime.recorder import Recorder
 from sim.runtime.tensor import Tensor
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 class Communication:
     """Named owners of buffers whose death is a rule of its own (FSDP.md 4 to 7)."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: HostMemory) -> None:
+        self.host = host
+        """Pinned memory for parameters and gradients under CPU offload."""
         self.units: list[Unit] = []
         self.deferred_gather: Tensor | None = None
         """An all-gather output that lives until the next unit has been copied out."""

@@ -210,6 +210,9 @@ def finish_backward(communication: Communication) -> None:
             if unit.training is not Training.POST_BACKWARD:
                 unit.post_backward()
             unit.training = Training.IDLE
+        if unit.reduction.offloaded is not None:  # the host waits until the gradients have arrived
+            unit.tape.recorder.sync(unit.reduction.offloaded)
+            unit.reduction.offloaded = None
         unit.module_training = Training.IDLE
         if communication.is_last_backward:
             unit.group.forget_pending()

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from sim.model.module import Parameter
-from sim.program.kernels import ITEM_BYTES, Collective
+from sim.program.kernels import ITEM_BYTES, Collective, HostCopy
 from sim.program.program import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, Owner
 from sim.runtime import scratch
 from sim.runtime.recorder import Operators
@@ -45,6 +45,7 @@ class ShardedParameter:
         self.flat: Tensor | None = None  # the handle that owns the unsharded storage
         self.post_forward: Tensor | None = None
         self.accumulated: Tensor | None = None  # gradient kept unsharded while reduction waits
+        self.host_gradient: int | None = None  # under CPU offload: its block of host memory
 
     def local_shape(self) -> tuple[int, ...]:
         return (min(self.rows, self.shape[0]), *self.shape[1:])
@@ -107,7 +108,7 @@ class ParameterGroup:
             return None
         if policy.cpu_offload:
             local = tape.empty((p.shard_elements,), policy.original_dtype, stream=stream, owner=Owner.GATHERED)
-            recorder.memory_bound("Memcpy HtoD (Pinned -> Device)", "copy_from_host", local.bytes, stream)
+            recorder.copy(HostCopy("host_to_device", local.bytes), stream)
         if not policy.casts:
             return local
         cast = tape.empty((p.shard_elements,), policy.gathered_dtype, stream=stream, owner=Owner.GATHERED)

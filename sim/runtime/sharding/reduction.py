@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sim.program.kernels import ITEM_BYTES, Collective
+from sim.program.kernels import ITEM_BYTES, Collective, HostCopy
 from sim.program.program import ALL_REDUCE, COMPUTE, REDUCE_SCATTER, Owner
 from sim.runtime import scratch
+from sim.runtime.optimizer import cpu_work
 from sim.runtime.recorder import Operators
 from sim.runtime.sharding.parameters import ParameterGroup, ShardedParameter
 from sim.runtime.tensor import Tensor
@@ -21,6 +22,7 @@ class Reduction:
         self.policy = group.policy
         self.communication = group.communication
         self.all_reduce_input: Tensor | None = None  # HSDP: kept until the final callback
+        self.offloaded: int | None = None  # event of the last gradient on its way to the host
 
     def add_to_accumulated(self) -> None:
         """Gradients of a further micro-batch join the unsharded ones in place."""
@@ -93,7 +95,7 @@ class Reduction:
     def _deliver(self, owners: list[ShardedParameter], out: Tensor, stream: int) -> None:
         """.grad of each local shard: a view of the buffer, or added in place to what is there."""
         if self.policy.cpu_offload:
-            self.tape.recorder.memory_bound("Memcpy DtoH (Device -> Pinned)", "copy_to_host", out.bytes, stream)
+            self._offload(owners, out.dtype, stream)
             return
         for p in owners:
             assert p.sharded is not None
@@ -103,3 +105,17 @@ class Reduction:
             else:
                 self.tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes, stream)
             del gradient
+
+    def _offload(self, owners: list[ShardedParameter], dtype: str, stream: int) -> None:
+        """CPUOffloadPolicy: a copy to the host per parameter. The first of a step is not waited for before the final
+        callback; a further micro-batch's is, since the CPU adds it to what is there (FSDP's foreach_reduce)."""
+        recorder, host = self.tape.recorder, self.communication.host
+        for p in owners:
+            size_bytes = p.shard_elements * ITEM_BYTES[dtype]
+            recorder.copy(HostCopy("device_to_host", size_bytes), stream)
+            if p.host_gradient is None:
+                p.host_gradient = host.take(size_bytes)
+                continue
+            recorder.sync(recorder.record(stream))
+            cpu_work(recorder, 3 * size_bytes)
+        self.offloaded = recorder.record(stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.program.kernels import Collective
+from sim.program.kernels import Collective, HostCopy
 from sim.program.program import Ints, Program, Row
 
 NCCL_OPERATIONS = {
@@ -30,18 +30,28 @@ def collective_name(collective: Collective) -> str:
     return f"ncclDevKernel_{operation}{dtype}_RING_LL"
 
 
+def copy_name(copy: HostCopy) -> str:
+    """As Kineto writes it: Memcpy DtoH (Device -> Pinned)."""
+    host = "Pinned" if copy.pinned else "Pageable"
+    return (
+        f"Memcpy DtoH (Device -> {host})" if copy.direction == "device_to_host" else f"Memcpy HtoD ({host} -> Device)"
+    )
+
+
 def row_names(program: Program, rows: Ints) -> tuple[list[str], Ints]:
-    """A list of names, and for each of `rows` (launches and collectives) the number of its name."""
-    kernels = [kernel.name for kernel in program.kernels]
-    collectives = [collective_name(collective) for collective in program.collectives]
-    names = list(dict.fromkeys([*kernels, *collectives]))
+    """A list of names, and for each of `rows` (launches, collectives and copies) the number of its name."""
+    tables = {
+        Row.LAUNCH: [kernel.name for kernel in program.kernels],
+        Row.COLLECTIVE: [collective_name(collective) for collective in program.collectives],
+        Row.COPY: [copy_name(copy) for copy in program.copies],
+    }
+    names = list(dict.fromkeys(name for table in tables.values() for name in table))
     number = {name: index for index, name in enumerate(names)}
-    of_kernel = np.array([number[name] for name in kernels], np.int64)
-    of_collective = np.array([number[name] for name in collectives], np.int64)
-    argument, is_launch = program.row_argument[rows], program.row_kind[rows] == Row.LAUNCH
+    kind, argument = program.row_kind[rows], program.row_argument[rows]
     result = np.zeros(len(rows), np.int64)
-    result[is_launch] = of_kernel[argument[is_launch]]
-    result[~is_launch] = of_collective[argument[~is_launch]]
+    for of_kind, table in tables.items():
+        here = kind == of_kind
+        result[here] = np.array([number[name] for name in table], np.int64)[argument[here]]
     return names, result
 
 

@@ -19,7 +19,6 @@ from sim.program.program import (
     Owner,
     Phase,
     Program,
-    Row,
 )
 from sim.program.world import Floats
 from sim.timeline.clock import memory_clock
@@ -37,7 +36,7 @@ PHASE_NAMES = tuple(phase.name.lower() for phase in Phase)
 def kernel_table(lanes: Lanes) -> pa.Table:
     """Kernels, copies and collectives in issue order: what, where it ran, when it started, how long, when issued."""
     program = lanes.program
-    rows = np.flatnonzero((program.row_kind == Row.LAUNCH) | (program.row_kind == Row.COLLECTIVE))
+    rows = np.flatnonzero(lanes.runs)
     names, number = row_names(program, rows)
     return _table(
         {

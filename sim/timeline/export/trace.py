@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.program.program import OPERATOR_MASK, PATH_MASK, PATH_SHIFT, PHASE_SHIFT, STREAM_NAMES, Ints, Row
+from sim.program.program import OPERATOR_MASK, PATH_MASK, PATH_SHIFT, PHASE_SHIFT, STREAM_NAMES, Ints
 from sim.program.world import Floats
 from sim.timeline.clock import host_clock, memory_clock
 from sim.timeline.export.names import category, row_names
@@ -94,7 +94,7 @@ def _annotation(name: str, start_ns: float, end_ns: float, rank: Rank) -> str:
 def _work(lanes: Lanes, rank: Rank) -> Iterator[str]:
     """Launches on the host thread and what they launched on the streams, tied by correlation numbers and arrows."""
     program, pid = lanes.program, rank.rank
-    rows = np.flatnonzero((program.row_kind == Row.LAUNCH) | (program.row_kind == Row.COLLECTIVE))
+    rows = np.flatnonzero(lanes.runs)
     names, numbers = row_names(program, rows)
     quoted, categories = [json.dumps(name) for name in names], [category(name) for name in names]
     runtime = ["cudaMemcpyAsync" if kind == "gpu_memcpy" else "cudaLaunchKernel" for kind in categories]

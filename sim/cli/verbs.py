@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sim import __version__
+from sim.cli.cost import cost
+from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
 
 if TYPE_CHECKING:
-    from sim.program.kernels import Work
     from sim.report.summary import RunSummary
     from sim.scenario.setup import Setup
 
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Strategies played at a time (default: processors).")]
-SOME_FITS, MISTAKE, WRONG_INPUT, NONE_FITS, INTERRUPTED = 0, 1, 2, 3, 130
-DEBUG = "SIM_DEBUG"
-"""Environment variable: let tracebacks through."""
 
 app = typer.Typer(
     name="sim",
@@ -32,39 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-@contextmanager
-def answers_errors() -> Iterator[None]:
-    """Errors of the user's input become text on stderr and exit code 2; Ctrl-C one line and 130; a bug one line and 1."""
-    from sim.cost.figures import CostError
-    from sim.hardware.mesh import MeshError
-    from sim.report.errors import RunError
-    from sim.scenario.problems import ScenarioError
-    from sim.units import UnitError
-
-    try:
-        yield
-    except typer.Exit:
-        raise
-    except (ScenarioError, RunError, CostError, MeshError, UnitError) as error:
-        stop(str(error))
-    except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit from None
-    except OSError as error:
-        stop(f"{error.filename or 'file'}: {(error.strerror or str(error)).lower()}")
-    except KeyboardInterrupt:
-        stop("Interrupted.", INTERRUPTED)
-    except Exception as error:
-        if DEBUG in os.environ:
-            raise
-        stop(f"A mistake in sim, not in your input: {error!r}. {DEBUG}=1 shows where; please report it.", MISTAKE)
-
-
-def stop(message: str, code: int = WRONG_INPUT) -> NoReturn:
-    print(message, file=sys.stderr)
-    raise typer.Exit(code)
+app.add_typer(cost, name="cost")
 
 
 @app.callback(invoke_without_command=True)
@@ -95,6 +59,9 @@ def run(
 ) -> None:
     """Play every strategy of a scenario: one screen, and files under out/<scenario>/<strategy>/.
 
+    With --set the files go to a folder of their own, e.g. out/fsdp_ckpt@batch.seq_len=4096. A section that is set
+    ({...}) merges with the scenario's, also `strategies`: --only chooses among them.
+
     Exit code: 0 a strategy fits, 3 none does, 2 wrong input.
 
     Example: python -m sim run scenarios/fsdp_ckpt.yaml --set batch.seq_len=4096
@@ -102,6 +69,7 @@ def run(
     with answers_errors():
         from sim.api import load
         from sim.report.files import strategy_folders, write_summary
+        from sim.report.read import with_earlier
         from sim.report.runner import Task, play_all
         from sim.report.summary import summarize_run
 
@@ -109,13 +77,13 @@ def run(
         setups = chosen(loaded.strategies, only or ())
         folders: list[Path | None] = [None] * len(setups)
         if not no_files:
-            every = strategy_folders(out, loaded.name, [setup.name for setup in loaded.strategies])
+            every = strategy_folders(out, loaded.title, [setup.name for setup in loaded.strategies])
             folders = [folder for folder, setup in zip(every, loaded.strategies) if setup in setups]
         tasks = [Task(scenario=loaded, setup=setup, folder=folder) for setup, folder in zip(setups, folders)]
         summary = summarize_run(loaded, tuple(answer.summary for answer in play_all(tasks, jobs)))
         written = [folder for folder in folders if folder is not None]
         if written:
-            write_summary(written[0].parent, summary)
+            write_summary(written[0].parent, with_earlier(written[0].parent, summary, loaded))
         show(summary, as_json, written)
         raise typer.Exit(exit_code([strategy.fits for strategy in summary.strategies], strict))
 
@@ -144,12 +112,13 @@ def compare(
     Example: python -m sim compare out/fsdp_ckpt/none out/fsdp_ckpt/full
     """
     with answers_errors():
-        from sim.report.compare import compare_table, gather, token_warning, write_comparison
+        from sim.report.compare import compare_tables, gather, token_warning, write_comparison
         from sim.report.console import make_console
 
         entries = gather(files, jobs)
         console = make_console()
-        console.print(compare_table(entries))
+        for number, table in enumerate(compare_tables(entries, console.width)):
+            console.print(*([""] if number else []), table)
         if (warning := token_warning(entries)) is not None:
             print(warning, file=sys.stderr)
         if not no_files:
@@ -209,7 +178,8 @@ def schema() -> None:
 
     from sim.scenario import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    with answers_errors():
+        print(json.dumps(json_schema(), indent=2))
 
 
 @app.command()
@@ -221,7 +191,8 @@ def gpus() -> None:
     from sim.report.catalogues import gpu_table
     from sim.report.console import make_console
 
-    make_console().print(gpu_table())
+    with answers_errors():
+        make_console().print(gpu_table())
 
 
 @app.command()
@@ -233,7 +204,8 @@ def presets() -> None:
     from sim.report.catalogues import preset_table
     from sim.report.console import make_console
 
-    make_console().print(preset_table())
+    with answers_errors():
+        make_console().print(preset_table())
 
 
 @app.command()
@@ -253,119 +225,6 @@ def profiles(
     with answers_errors():
         table = profile_table(profile_rows()) if name is None else figure_table(figure_rows(load_profile(name), only))
         make_console().print(table)
-
-
-cost = typer.Typer(help="How long does one kernel, collective or copy take, and why?", no_args_is_help=True)
-app.add_typer(cost, name="cost")
-OnGpu = Annotated[str, typer.Option("--gpu", help="GPU by name or alias.")]
-WithProfile = Annotated[str | None, typer.Option("--profile", help="Cost profile (default: the GPU's own).")]
-Count = Annotated[int, typer.Argument(min=1)]
-OfDtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.")]
-
-
-@cost.command()
-def gemm(
-    m: Count,
-    n: Count,
-    k: Count,
-    batch: Annotated[int, typer.Option(min=1)] = 1,
-    dtype: OfDtype = "bf16",
-    gpu: OnGpu = "h100-sxm",
-    profile: WithProfile = None,
-) -> None:
-    """C[m, n] = A[m, k] B[k, n].
-
-    Example: python -m sim cost gemm 8192 4096 14336 --gpu h100-sxm
-    """
-    from sim.program.kernels import Gemm
-
-    _price_kernel(lambda: Gemm(m, n, k, dtype, batch), gpu, profile)
-
-
-@cost.command()
-def attention(
-    batch: Count, heads: Count, kv_heads: Count, seq_len: Count, head_dim: Count, backward: bool = False, causal: bool = True,
-    generation: str = "flash2", gpu: OnGpu = "h100-sxm", profile: WithProfile = None,
-) -> None:  # fmt: skip
-    """A fused attention kernel.
-
-    Example: python -m sim cost attention 1 32 8 8192 128 --backward
-    """
-    from sim.program.kernels import Attention
-
-    def work() -> Attention:
-        return Attention(batch, heads, kv_heads, seq_len, seq_len, head_dim, causal, backward, generation)
-
-    _price_kernel(work, gpu, profile)
-
-
-@cost.command()
-def memory(family: str, size: str, gpu: OnGpu = "h100-sxm", profile: WithProfile = None) -> None:
-    """A memory-bound kernel that moves SIZE bytes (reads and writes).
-
-    Example: python -m sim cost memory elementwise "192 MiB"
-    """
-    from sim.program.kernels import Memory
-    from sim.units import parse_bytes
-
-    _price_kernel(lambda: Memory(family, parse_bytes(size)), gpu, profile)
-
-
-@cost.command()
-def collective(
-    kind: str,
-    size: str,
-    ranks: Annotated[int, typer.Option(min=1)] = 8,
-    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
-    gpu: OnGpu = "h100-sxm",
-    profile: WithProfile = None,
-) -> None:
-    """A collective over RANKS GPUs; SIZE is the full buffer.
-
-    Example: python -m sim cost collective all_gather "416 MiB" --ranks 16
-    """
-    from typing import cast
-
-    from sim.cost.listing import ask_collective
-    from sim.hardware.mesh import Mesh
-    from sim.program.kernels import Collective, CollectiveKind
-    from sim.report.costs import transfer_table
-    from sim.report.questions import cost_of, print_table
-    from sim.units import parse_bytes
-
-    with answers_errors():
-        work = Collective(cast("CollectiveKind", kind), parse_bytes(size), "group", ranks)
-        placement = Mesh((("group", ranks),), gpus_per_node, ranks).span("group")
-        print_table(transfer_table(ask_collective(cost_of(gpu, profile), work, placement)))
-
-
-@cost.command()
-def copy(
-    size: str, to_host: bool = False, pinned: bool = True, gpu: OnGpu = "h100-sxm", profile: WithProfile = None
-) -> None:
-    """A copy between a GPU and its host.
-
-    Example: python -m sim cost copy "64 MiB" --to-host
-    """
-    from sim.cost.listing import ask_copy
-    from sim.report.costs import transfer_table
-    from sim.report.questions import cost_of, print_table
-    from sim.units import parse_bytes
-
-    with answers_errors():
-        model, size_bytes = cost_of(gpu, profile), parse_bytes(size)
-        print_table(
-            transfer_table(ask_copy(model, size_bytes, "device_to_host" if to_host else "host_to_device", pinned))
-        )
-
-
-def _price_kernel(work: Callable[[], Work], gpu: str, profile: str | None) -> None:
-    from sim.cost.listing import ask_kernel
-    from sim.report.costs import kernel_table
-    from sim.report.questions import cost_of, print_table
-
-    with answers_errors():
-        print_table(kernel_table(ask_kernel(cost_of(gpu, profile), work())))
 
 
 def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:
@@ -390,4 +249,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of failing
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        to_nowhere()
+        print(f"stdout: cannot be written: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)

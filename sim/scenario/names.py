@@ -1,0 +1,13 @@
+"""Names that later rooms give a meaning to, so that a scenario can refuse the others with file and line."""
+
+from __future__ import annotations
+
+FRAMEWORKS = ("eager", "megatron-deepspeed", "none", "transformers")
+"""Host-cost profiles (sim.cost.host)."""
+
+PROFILES = (
+    "a100-pcie", "a100-sxm-40", "a100-sxm-80", "a10g", "b200-sxm", "gb200", "gh200", "h100-96gb-hbm2e", "h100-nvl",
+    "h100-pcie", "h100-sxm", "h100-sxm-500w", "h200-sxm", "l40s", "mi250x", "mi300x", "rtx3090", "rtx4090", "rtx5090",
+    "v100-pcie", "v100-sxm",
+)  # fmt: skip
+"""Cost profiles (sim.cost.profile). "assumed:<gpu>" is one more for every GPU."""

@@ -1,0 +1,84 @@
+"""What moves between GPU and host in a step, what waits for it, and how much host memory it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.program.kernels import CopyDirection
+from sim.program.program import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Program, Row
+from sim.timeline.lanes import Bools, Lanes
+from sim.timeline.memory import step_ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Copies of the steady step of one rank. Busy: at least one copy of that direction runs.
+
+    exposed_ns: a copy runs and no kernel computes. out_wait_ns, back_wait_ns: the compute stream waits for a tensor that
+    leaves on a side stream (to free it), or for one that is fetched.
+    """
+
+    out_bytes: int
+    back_bytes: int
+    out_busy_ns: float
+    back_busy_ns: float
+    exposed_ns: float
+    out_wait_ns: float
+    back_wait_ns: float
+
+    @property
+    def out_bytes_per_s(self) -> float:
+        """Achieved while a copy runs."""
+        return self.out_bytes / self.out_busy_ns * 1e9 if self.out_busy_ns else 0.0
+
+    @property
+    def back_bytes_per_s(self) -> float:
+        """Achieved while a copy runs."""
+        return self.back_bytes / self.back_busy_ns * 1e9 if self.back_busy_ns else 0.0
+
+
+def host_peak_bytes(program: Program) -> int:
+    """The most host memory that the rank holds for what its GPU does not."""
+    return int(program.host_bytes.max(initial=0))
+
+
+def copies_of(lanes: Lanes) -> Copies | None:
+    """Copies of the steady (last) step; None where nothing is copied."""
+    program = lanes.program
+    ranges = step_ranges([(m.name, m.rows) for m in program.marks], len(lanes.start_ns))
+    rows = lanes.in_step(*ranges[-1])
+    if not (rows & lanes.is_copy).any():
+        return None
+    out, back = _moving(lanes, rows, "device_to_host"), _moving(lanes, rows, "host_to_device")
+    return Copies(
+        out_bytes=_bytes(program, out),
+        back_bytes=_bytes(program, back),
+        out_busy_ns=lanes.busy_ns(out),
+        back_busy_ns=lanes.busy_ns(back),
+        exposed_ns=lanes.exposed_ns(rows & (lanes.is_copy | lanes.computes)),
+        out_wait_ns=_waits_ns(lanes, rows, DEVICE_TO_HOST),
+        back_wait_ns=_waits_ns(lanes, rows, HOST_TO_DEVICE),
+    )
+
+
+def _moving(lanes: Lanes, rows: Bools, direction: CopyDirection) -> Bools:
+    program = lanes.program
+    numbers = [number for number, copy in enumerate(program.copies) if copy.direction == direction]
+    chosen: Bools = rows & lanes.is_copy & np.isin(program.row_argument, numbers)
+    return chosen
+
+
+def _bytes(program: Program, rows: Bools) -> int:
+    sizes = np.array([copy.bytes for copy in program.copies], np.int64)
+    return int(sizes[program.row_argument[rows]].sum())
+
+
+def _waits_ns(lanes: Lanes, rows: Bools, awaited: int) -> float:
+    """Time that the compute stream spends waiting for events of a stream."""
+    program = lanes.program
+    events = program.row_argument[(program.row_kind == Row.RECORD) & (program.row_stream == awaited)]
+    waits = rows & (program.row_kind == Row.WAIT) & (program.row_stream == COMPUTE)
+    waits &= np.isin(program.row_argument, events)
+    return float((lanes.end_ns[waits] - lanes.start_ns[waits]).sum())
