@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sim.cost.model import CostModel
 from sim.engine.deadlock import DeadlockError, with_transfers_named
-from sim.engine.memory import play_memory
+from sim.engine.memory import MemoryPlay, play_memory
 from sim.engine.play import play
 from sim.engine.steady import Cycle, find_cycle
 from sim.model.config import ChainConfig
@@ -39,8 +39,8 @@ from sim.timeline.spread import step_sigma
 from sim.timeline.stories import Story, stories
 
 UNLIMITED_BYTES = 1 << 50
-STEPS_TRIED = (4, 7, 13)
-"""How many steps are played until memory repeats itself: mostly the third does; near the limit a cycle of a few."""
+MOST_STEPS = 13
+"""So many steps are played to see memory repeat itself. Mostly the fourth does; near the limit a cycle of a few."""
 
 _DRIVER_COST = {
     "segment_alloc": ("cuda_malloc", False),
@@ -223,16 +223,17 @@ def simulate_setup(setup: Setup) -> Outcome:
 def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
     """Programs and memory on the device of every rank, as far as a whole steady cycle; or until memory runs out."""
     recorded = [record(setup, RECORDED_STEPS, rank=rank) for rank in range(setup.stages)]
-    for steps in STEPS_TRIED:
+    plays = [device_play(setup) for _ in recorded]
+    for steps in range(RECORDED_STEPS, MOST_STEPS + 1):
         programs = _extended(setup, recorded, steps)
-        memories = [device_memory(setup, program) for program in programs]
+        memories = [play.play(program) for play, program in zip(plays, programs)]
         if any(memory.out_of_memory is not None for memory in memories):
             return programs, memories, Cycle(1, 1)
         cycle = find_cycle(memories)
         if cycle is not None:
             programs = [cut(program, cycle.steps) for program in programs]
             return programs, [memory.until(program) for memory, program in zip(memories, programs)], cycle
-    return programs, memories, Cycle(1, STEPS_TRIED[-1] - 1, settled=False)
+    return programs, memories, Cycle(1, MOST_STEPS - 1, settled=False)
 
 
 def _extended(setup: Setup, recorded: list[Program], steps: int) -> list[Program]:
@@ -294,9 +295,14 @@ def fit_memory(setup: Setup, on_device: MemoryTimeline) -> tuple[MemoryTimeline,
 
 def device_memory(setup: Setup, program: Program) -> MemoryTimeline:
     """The program's memory on the device, until its end or an out-of-memory."""
+    return device_play(setup).play(program)
+
+
+def device_play(setup: Setup) -> MemoryPlay:
+    """Nothing played yet on a rank's device: what is left of it for the driver to give."""
     total = setup.cluster.usable_memory_bytes
     capacity = max(total - outside_bytes(setup), 0)
-    return play_memory(program, setup.allocator, total, capacity, setup.torch)
+    return MemoryPlay(setup.allocator, total, capacity, setup.torch)
 
 
 def cost_model(setup: Setup) -> CostModel:
