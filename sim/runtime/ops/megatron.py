@@ -35,6 +35,8 @@ class ParallelLinear(Op):
     A column-parallel layer (ranks > 1) sums dx over the ranks while dW is computed. With sequence parallelism x holds
     S/ranks tokens, gathered into a global buffer: before the product, and again in backward beside the product for dx.
     Where gradients are accumulated in fp32 (`Tape.main_gradients`), the product for dW adds to the main gradient.
+    A split backward computes dx in its first pass and the rest in its second (zero-bubble's WeightGradStore): autograd
+    alone would run the whole function, written in Python, in both.
     """
 
     node = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
@@ -61,27 +63,33 @@ class ParallelLinear(Op):
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         gradient, weight, (ranks, gathers_tokens) = first(gradients), saved[1], node.attributes
+        for_input, for_weight = tape.splits != "weight", tape.splits != "input"
         gathers_tokens, shape, (n, k) = gathers_tokens and ranks > 1, node.metas[0][0], weight.shape
         if gathers_tokens:
             shape = whole_tokens(shape, ranks)
-            event = start(tape, "all_gather", _gathered(tape, shape, gradient.dtype), ranks)
         rows, dtype = prod(shape[:-1]), gradient.dtype
-        dx = _seen_as(tape.matmul_out("aten::mm", rows, k, n, dtype), shape)
-        result: Gradients = [dx, None, None]
-        if gathers_tokens:
-            finish(tape, event)
+        result: Gradients = [None, None, None]
+        gathered = reduced = None
+        if gathers_tokens and for_weight:
+            gathered = start(tape, "all_gather", _gathered(tape, shape, dtype), ranks)
+        if for_input:
+            dx = result[0] = _seen_as(tape.matmul_out("aten::mm", rows, k, n, dtype), shape)
+        if gathered is not None:
+            finish(tape, gathered)
+        if for_input and gathers_tokens:
             result[0] = tape.empty(some_tokens(shape, ranks), dtype)
-            event = start(tape, "reduce_scatter", dx, ranks)
-        elif ranks > 1:
-            event = start(tape, "all_reduce", dx, ranks)
-        if tape.main_gradients is not None and tape.main_gradients.takes(weight):
-            tape.recorder.launch("wgrad_gemm_accum_fp32", Gemm(n, k, rows, dtype, accumulate=True))
-        else:
-            result[1] = tape.matmul_out("aten::mm", n, k, rows, dtype)
-        if node.needs(2):
-            result[2] = tape.sum_to(gradient, (n,))
-        if ranks > 1:
-            finish(tape, event)
+            reduced = start(tape, "reduce_scatter", dx, ranks)
+        elif for_input and ranks > 1:
+            reduced = start(tape, "all_reduce", dx, ranks)
+        if for_weight:
+            if tape.main_gradients is not None and tape.main_gradients.takes(weight):
+                tape.recorder.launch("wgrad_gemm_accum_fp32", Gemm(n, k, rows, dtype, accumulate=True))
+            else:
+                result[1] = tape.matmul_out("aten::mm", n, k, rows, dtype)
+            if node.needs(2):
+                result[2] = tape.sum_to(gradient, (n,))
+        if reduced is not None:
+            finish(tape, reduced)
         gradients.clear()
         return result
 
