@@ -6,38 +6,9 @@ from pathlib import Path
 import pytest
 
 from sim.scenario import ScenarioError, json_schema, load_scenario, load_text
+from tests.unit.scenario_texts import VALID, changed, only, problems
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
-
-VALID = """\
-model:      {preset: llama-tiny, implementation: torchtitan}
-cluster:    {gpu: h100-sxm-80gb, gpus_per_node: 8}
-batch:      {micro_batch: 1, seq_len: 512}
-parallel:   {fsdp: {degree: 8}}
-strategies:
-  none: {}
-  full: {checkpoint: {every: 1}}
-"""
-
-
-def problems(text, overrides=()):
-    """(line, path, text) of everything wrong with a scenario."""
-    with pytest.raises(ScenarioError) as caught:
-        load_text(text, "mine.yaml", overrides)
-    return [(problem.line, problem.path, problem.text) for problem in caught.value.problems]
-
-
-def changed(old, new):
-    assert old in VALID
-    return problems(VALID.replace(old, new))
-
-
-def only(text=VALID, overrides=()):
-    """The single strategy of a scenario, or the first."""
-    return load_text(text, "mine.yaml", overrides).strategies[0]
-
-
-# What a scenario gives
 
 
 def test_all_problems_are_shown_together_as_text():
