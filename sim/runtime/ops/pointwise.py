@@ -278,26 +278,6 @@ class Dropout(Op):
         return [_gradient(tape, "aten::native_dropout_backward", gradient, gradient.bytes + saved[0].bytes)]
 
 
-class MaskedFill(Op):
-    """Saves its mask. Backward: a masked copy of the gradient."""
-
-    node = "MaskedFillBackward0"
-    aten = "aten.masked_fill"
-
-    @staticmethod
-    def saved_inputs(node: Node, x: Tensor, mask: Tensor) -> Iterable[Tensor | None]:
-        return (mask,)
-
-    @staticmethod
-    def forward(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
-        return _gradient(tape, "aten::masked_fill", x, x.bytes + mask.bytes)
-
-    @staticmethod
-    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        gradient = first(gradients)
-        return [_gradient(tape, "aten::masked_fill", gradient, gradient.bytes + saved[0].bytes), None]
-
-
 class ToCopy(Op):
     """A cast. Saves nothing; backward casts back."""
 
@@ -349,11 +329,6 @@ def dropout(tape: Tape, x: Tensor, p: float) -> Tensor:
     if p == 0:
         return x
     return tape.apply_tuple(Dropout, (x,))[0]
-
-
-@rule("masked_fill")
-def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    return tape.apply(MaskedFill, (x, mask))
 
 
 def _unary(name: str, op: type[Op]) -> None:
