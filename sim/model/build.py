@@ -8,6 +8,7 @@ from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.megatron_gpt import MegatronGpt
 from sim.model.shard.tensor import TensorParallel
+from sim.model.transformers_bert import BertForMaskedLM, BertForSequenceClassification
 from sim.model.transformers_gpt2 import Gpt2LMHeadModel
 from sim.model.transformers_llama import LlamaForCausalLM
 
@@ -26,6 +27,9 @@ def build_model(config: ModelConfig, parallel: TensorParallel | None = None) -> 
         ("llama", "transformers"): LlamaForCausalLM,
         ("gpt", "nanogpt"): Gpt,
         ("gpt", "transformers"): Gpt2LMHeadModel,
+        ("bert", "transformers"): (
+            BertForSequenceClassification if config.head == "classification" else BertForMaskedLM
+        ),
     }
     built = known.get((config.family, config.implementation))
     if built is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from sim.model import encoders
 from sim.model.config import Family, Implementation, ModelConfig
 
 Fields = dict[str, Any]
@@ -42,6 +43,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
         "bias_dropout_fusion": True,
         "logits": "loss_upcast",
     },
+    **encoders.DEFAULTS,
 }
 """What each code does where the user says nothing. The first implementation of a family is its default."""
 
@@ -74,6 +76,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("gpt", "megatron"): GPT_CODE
     | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)}
     | dict.fromkeys(NO_FUSIONS, (False, True)),
+    **encoders.CHOICES,
 }
 """What each code can do instead; a field that is not named here takes any value."""
 
@@ -135,6 +138,7 @@ def build_model(
     values = {**IMPLEMENTATIONS[family, code], **shapes, **overrides}
     values.setdefault("kv_heads", values["heads"])
     faults += check_shapes(values) + check_choices(values, family, code)
+    faults += [Fault(field, values.get(field), message) for field, message in encoders.check_own_fields(values)]
     if faults:
         raise ModelError(faults)
     values.setdefault("head_dim", values["hidden"] // values["heads"])

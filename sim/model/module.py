@@ -121,6 +121,10 @@ class Module:
     def parameters(self) -> list[Parameter]:
         return [parameter for _, parameter in self.named_parameters()]
 
+    def managed_parameters(self) -> list[Parameter]:
+        """In the order of a unit of fully_shard: children first (_fsdp_init.py, _get_managed_modules)."""
+        return [tensor for _, tensor in self.named_tensors() if isinstance(tensor, Parameter)]
+
     def name_paths(self, prefix: str = "") -> None:
         """Give every module its dotted path, e.g. "layers.7.attention.wq"."""
         self.path = prefix

@@ -108,7 +108,7 @@ class TrainingRun:
             blocks = list(layers_of(model))
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.fsdp is not None:
-                communication = apply_fsdp(tape, model, model.parameters(), blocks, outer, setup, self.host)
+                communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
             if offload is None:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
@@ -272,11 +272,12 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.batch.seq_len)
+        batch = self.setup.batch
+        tokens, targets = self.model.input_shapes(micro_batches * batch.micro_batch, batch.seq_len)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
-            self.tokens = self.tape.empty(shape, "int64")
-            self.targets = self.tape.empty(shape, "int64")
+            self.tokens = self.tape.empty(tokens, "int64")
+            self.targets = self.tape.empty(targets, "int64")
 
     def _norm_is_summed(self) -> None:
         """A pipeline's stages add up their squared norms here."""
