@@ -43,7 +43,8 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 class ChainSection(Section):
-    """The toy of the textbook: layers with given bytes and times. A list has one entry per layer."""
+    """The toy of the textbook: layers with given bytes and times. A list has one entry per layer; "98 MiB x 83" stands for
+    83 of them."""
 
     layers: Layers
     """Number of layers."""
