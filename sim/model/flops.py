@@ -1,4 +1,4 @@
-"""FLOPs per token as people count them for MFU."""
+"""FLOPs as people count them for MFU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ def parameter_count(config: ModelConfig) -> int:
     return sum(p.elements for p in build_model(config).parameters())
 
 
-def model_flops_per_token(config: ModelConfig, seq_len: int) -> int:
-    """Forward and backward of one token (MFU_FORMULA), without recomputation."""
-    embedding = 0 if config.tied_embeddings else config.vocab * config.hidden
-    weights = parameter_count(config) - embedding
-    return 6 * weights + 12 * config.layers * config.heads * config.head_dim * seq_len
+def model_flops_per_sequence(config: ModelConfig, seq_len: int) -> int:
+    """Forward and backward of one sequence of S tokens (MFU_FORMULA), without recomputation.
+
+    What a classification head does to one token is counted once.
+    """
+    embedding = 0 if config.tied_embeddings and config.head == "language_model" else config.vocab * config.hidden
+    once = 0
+    if config.head == "classification":  # pooler and classifier
+        once = (config.hidden + 1) * (config.hidden + config.classes)
+    weights = parameter_count(config) - embedding - once
+    scores = 12 * config.layers * config.heads * config.head_dim * seq_len
+    return (6 * weights + scores) * seq_len + 6 * once

@@ -9,8 +9,8 @@ from typing import Any
 from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
-from sim.model.encoders import ENCODERS, OWN_FIELDS
 from sim.model.config import Family, Implementation, ModelConfig
+from sim.model.encoders import ENCODERS, OWN_FIELDS
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
 
 FAMILIES: dict[str, Family] = {"gpt2": "gpt", "megatron": "gpt", "bert": "bert"}

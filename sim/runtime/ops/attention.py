@@ -61,9 +61,7 @@ class Flash(Op):
         return (k, q, v)
 
     @staticmethod
-    def forward(
-        tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool
-    ) -> tuple[Tensor, ...]:
+    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool) -> tuple[Tensor, ...]:
         batch, heads, length, head_dim = q.shape
         out = tape.empty(q.shape, q.dtype, strides_like(q))
         lse = tape.empty((batch, heads, length), "fp32")
@@ -226,7 +224,9 @@ def _fused_kernel_takes(tape: Tape, q: Tensor) -> bool:
 def attention(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str, causal: bool = True
 ) -> Tensor:
-    """SDPA, with is_causal or without any mask. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel.
+    """SDPA, with is_causal or without any mask.
+
+    `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel.
 
     Not known: fp16 before compute capability 8.0, which takes the efficient kernel and is treated here like flash.
     """
