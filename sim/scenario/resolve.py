@@ -34,6 +34,7 @@ from sim.scenario.consistency import (
     check_version,
 )
 from sim.scenario.document import MISSING, Document
+from sim.scenario.dump import dumped
 from sim.scenario.load import OVERRIDES
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
@@ -68,6 +69,7 @@ CHAIN_GPU = "h100-sxm-80gb"
 
 def resolve(document: Document, name: str, path: FilePath | None, overrides: tuple[str, ...] = ()) -> Scenario:
     """The scenario in a document. Raises ScenarioError with all problems; warnings go into the scenario."""
+    text = dumped(document)
     setups: list[Setup] = []
     problems, warnings = list(document.problems), list(document.warnings)
     document.problems.clear()
@@ -90,6 +92,7 @@ def resolve(document: Document, name: str, path: FilePath | None, overrides: tup
         strategies=tuple(setups),
         warnings=tuple(texts),
         overrides=overrides,
+        text=text,
     )
 
 

@@ -250,6 +250,8 @@ class Scenario:
     warnings: tuple[str, ...] = field(default_factory=tuple)
     overrides: tuple[str, ...] = ()
     """What --set changed, as given."""
+    text: str = ""
+    """The whole scenario as one YAML document: what it extends and what was overridden worked in."""
 
     @property
     def title(self) -> str:
