@@ -300,9 +300,13 @@ def device_memory(setup: Setup, program: Program) -> MemoryTimeline:
 
 def device_play(setup: Setup) -> MemoryPlay:
     """Nothing played yet on a rank's device: what is left of it for the driver to give."""
+    return MemoryPlay(setup.allocator, *device_bytes(setup), setup.torch)
+
+
+def device_bytes(setup: Setup) -> tuple[int, int]:
+    """Memory of a rank's device as the driver shows it, and how much of that it can give to the allocator."""
     total = setup.cluster.usable_memory_bytes
-    capacity = max(total - outside_bytes(setup), 0)
-    return MemoryPlay(setup.allocator, total, capacity, setup.torch)
+    return total, max(total - outside_bytes(setup), 0)
 
 
 def cost_model(setup: Setup) -> CostModel:

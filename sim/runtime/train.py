@@ -13,6 +13,7 @@ from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
+from sim.model.megatron_gpt import MegatronGpt
 from sim.model.module import Buffer
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
@@ -179,10 +180,13 @@ class TrainingRun:
             self.optimizer = MainOptimizer(tape, trained, self.main_gradients)
 
     def _place_buffers(self) -> None:
-        """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
+        """RoPE caches; torchtitan's is a placeholder from to_empty, replaced by the computed one."""
         for model in self.models:
             if isinstance(model, TitanLlama):
                 self._place_rope(model)
+            elif isinstance(model, MegatronGpt):
+                self.recorder.default_owner = int(Owner.OTHER)
+                model.make_rope(self.setup.batch.seq_len)
 
     def _place_rope(self, model: TitanLlama) -> None:
         config, seq_len = self.config, self.setup.batch.seq_len
