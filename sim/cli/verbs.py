@@ -13,6 +13,7 @@ import typer
 from sim import __version__
 from sim.cli.cost import cost
 from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
+from sim.cli.interop import import_config
 
 if TYPE_CHECKING:
     from sim.report.summary import RunSummary
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cost, name="cost")
+app.command("import")(import_config)
 
 
 @app.callback(invoke_without_command=True)

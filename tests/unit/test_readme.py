@@ -37,7 +37,15 @@ def test_a_command_of_the_readme_works(command: str, checkout: Path) -> None:
 
 
 def test_the_readme_shows_every_verb() -> None:
-    assert {command.split()[3] for command in COMMANDS} == {"run", "compare", "gpus", "presets", "schema", "validate"}
+    assert {command.split()[3] for command in COMMANDS} == {
+        "run",
+        "compare",
+        "gpus",
+        "presets",
+        "schema",
+        "validate",
+        "import",
+    }
 
 
 def test_the_readme_has_the_two_set_up_commands() -> None:
