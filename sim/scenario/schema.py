@@ -10,7 +10,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+<<<<<<< HEAD
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
+=======
+from sim.scenario.families import DdpSection
+>>>>>>> main
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -248,6 +252,8 @@ class ParallelSection(Section):
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    ddp: DdpSection | None = None
+    """DistributedDataParallel. Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""
