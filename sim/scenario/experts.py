@@ -125,6 +125,9 @@ def check_experts(document: Document, parallel: Parallel, model: ModelConfig | C
         if section is not None and document.value(("model", "experts")) is MISSING:
             document.problem(PATH, "the model has no experts: leave it out", show=False)
         return
+    if section is not None and isinstance(model, ModelConfig) and model.implementation != "megatron":
+        document.problem(PATH, "only implementation megatron is written for it", show=False)
+        return
     if section is not None and experts.count % section.degree:
         document.problem((*PATH, "degree"), f"must divide model.experts.count ({experts.count})")
     tensor = (section.tensor if section is not None else None) or tensor_degree

@@ -37,12 +37,9 @@ from sim.scenario.consistency import (
     check_version,
 )
 from sim.scenario.document import MISSING, Document
-<<<<<<< HEAD
-from sim.scenario.experts import check_experts, expert_mesh
-=======
 from sim.scenario.dump import dumped
+from sim.scenario.experts import check_experts, expert_mesh
 from sim.scenario.family_checks import check_families
->>>>>>> main
 from sim.scenario.load import OVERRIDES
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
@@ -125,12 +122,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
         check_megatron_parallel(document, parallel, model, batch)
-<<<<<<< HEAD
         if model:
             check_experts(document, parallel, model)
-=======
         check_families(document, parallel, model, sections)
->>>>>>> main
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
@@ -311,7 +305,7 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
     except MeshError as error:
         document.problem(("parallel",), str(error), show=False)
         return None
-    if fsdp is not None:
+    if fsdp is not None or (parallel.expert is None and data is None and tensor is None):
         return mesh
     experts = expert_mesh(document, parallel.expert, mesh, tensor.degree if tensor is not None else 1)
     return None if experts is None else replace(mesh, experts=experts)

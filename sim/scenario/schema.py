@@ -10,11 +10,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
-<<<<<<< HEAD
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
-=======
 from sim.scenario.families import DdpSection
->>>>>>> main
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
