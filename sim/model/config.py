@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.model.experts import Experts, LatentAttention
+
 Family = Literal["llama", "gpt", "bert"]
 Implementation = Literal["torchtitan", "transformers", "nanogpt", "megatron"]
 
@@ -64,6 +66,10 @@ class ModelConfig:
     classes: int = 0
     token_types: int = 0
     """Rows of the table of token types (BERT)."""
+    experts: Experts | None = None
+    """Experts in the place of MLPs. None: no experts."""
+    latent: LatentAttention | None = None
+    """Multi-head latent attention; `head_dim` is then a head's width without positions. None: queries, keys, values."""
     frozen: tuple[str, ...] = ()
     """Shell patterns of parameter names that need no gradient, e.g. "layers.[01].*"."""
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.model.catalogue import Fault, Fields, ModelError
+from sim.model.catalogue import Fields
 from sim.model.config import ModelConfig
+from sim.model.faults import Fault, ModelError
 from sim.model.huggingface_encoders import FORMATS, encoder_fields, not_modelled_of
 
 LLAMA_KEYS = {
