@@ -18,7 +18,7 @@ def build_model(config: ModelConfig, parallel: TensorParallel | None = None) -> 
 
     Raises ValueError for a combination nobody wrote.
     """
-    if (config.family, config.implementation) == ("gpt", "megatron"):
+    if config.implementation == "megatron":
         return MegatronGpt(config, parallel or TensorParallel())
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")

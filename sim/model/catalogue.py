@@ -30,6 +30,8 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
         "logits": "loss_upcast",
         "keep_logits": True,
     },
+    ("llama", "megatron"): {"norm": "fused", "rope": "fused", "gqa": "sdpa", "logits": "loss_upcast"}
+    | {"bias_dropout_fusion": True},
     ("gpt", "nanogpt"): GPT_BLOCKS | {"activation": "gelu_tanh", "logits": "keep_dtype"},
     ("gpt", "transformers"): GPT_BLOCKS
     | {"activation": "gelu_new", "dropout": 0.1, "logits": "loss_upcast", "keep_logits": True},
@@ -68,6 +70,9 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
     ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",), "loss_chunks": (1,)},
+    ("llama", "megatron"): LLAMA_CODE
+    | {"norm": ("fused",), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
+    | {"logits": ("loss_upcast",), "loss_chunks": (1,), "bias_dropout_fusion": (True,)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
     ("gpt", "transformers"): GPT_CODE
     | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh"), "loss_chunks": (1,)},

@@ -52,8 +52,9 @@ class ModelConfig:
     activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new"] = "silu"
     norm: Literal["fused", "manual", "layer_norm"] = "fused"
     """fused: one RMSNorm kernel (F.rms_norm); manual: x.float() * rsqrt(...) op by op; layer_norm: GPT."""
-    rope: Literal["complex", "cos_sin", "half", "none"] = "complex"
-    """complex: view_as_complex in fp32; cos_sin: rotate-half in fp32; half: rotate-half in the model dtype (transformers)."""
+    rope: Literal["complex", "cos_sin", "half", "fused", "none"] = "complex"
+    """complex: view_as_complex in fp32; cos_sin: rotate-half in fp32; half: rotate-half in the model dtype (transformers);
+    fused: one kernel (Megatron)."""
     gqa: Literal["repeat", "sdpa"] = "repeat"
     """repeat: expand + reshape copies k and v to all heads; sdpa: enable_gqa, the kernel reads fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] = "sdpa"

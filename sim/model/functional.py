@@ -124,6 +124,21 @@ def bias_dropout_add(x: Tensor, bias: Parameter | None, residual: Tensor, p: flo
     return call("bias_dropout_add", x, bias.tensor if bias is not None else None, residual, p)
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """Megatron's fused silu(gate) * value over x [..., 2 F], gate and value side by side: [..., F]; keeps x."""
+    return call("swiglu", x)
+
+
+def fused_rope(x: Tensor, angles: Tensor) -> Tensor:
+    """Transformer Engine's rotary positions in one kernel: x [S, B, heads, D] by angles [S, 1, 1, D], a new tensor."""
+    return call("fused_rope", x, angles)
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Transformer Engine's causal attention, q [S, B, A, D] over k and v [S, B, K, D]: [S, B, A, D]."""
+    return call("fused_attention", q, k, v)
+
+
 def causal_softmax(scores: Tensor) -> Tensor:
     """Megatron's fused scale, causal mask and softmax over scores [n, S, S], in their dtype."""
     return call("causal_softmax", scores)

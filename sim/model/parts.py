@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from sim.model.config import ModelConfig
 
+MEGATRON_PARTS = {
+    "attention": ("self_attention",),
+    "core_attention": ("self_attention.core_attention",),
+    "mlp": ("mlp",),
+    "norm": ("input_layernorm", "pre_mlp_layernorm"),
+}
+MEGATRON_CONSUMERS = {
+    "norm": (("input_layernorm", "self_attention"), ("pre_mlp_layernorm", "mlp")),
+    "activation": (("mlp.activation_func", "mlp.linear_fc2"),),
+}
 PARTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("llama", "torchtitan"): {
         "attention": ("attention",),
@@ -16,12 +26,8 @@ PARTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "norm": ("input_layernorm", "post_attention_layernorm"),
     },
     ("gpt", "transformers"): {"attention": ("attn",), "mlp": ("mlp",), "norm": ("ln_1", "ln_2")},
-    ("gpt", "megatron"): {
-        "attention": ("self_attention",),
-        "core_attention": ("self_attention.core_attention",),
-        "mlp": ("mlp",),
-        "norm": ("input_layernorm", "pre_mlp_layernorm"),
-    },
+    ("gpt", "megatron"): MEGATRON_PARTS,
+    ("llama", "megatron"): MEGATRON_PARTS,
 }
 """Dotted names of modules below a layer. nanoGPT's block, as recorded, is one function: it has no parts."""
 
@@ -30,10 +36,8 @@ CONSUMERS: dict[tuple[str, str], dict[str, tuple[tuple[str, str], ...]]] = {
     ("llama", "torchtitan"): {"norm": (("attention_norm", "attention"), ("ffn_norm", "feed_forward"))},
     ("llama", "transformers"): {"norm": (("input_layernorm", "self_attn"), ("post_attention_layernorm", "mlp"))},
     ("gpt", "transformers"): {"norm": (("ln_1", "attn"), ("ln_2", "mlp"))},
-    ("gpt", "megatron"): {
-        "norm": (("input_layernorm", "self_attention"), ("pre_mlp_layernorm", "mlp")),
-        "activation": (("mlp.activation_func", "mlp.linear_fc2"),),
-    },
+    ("gpt", "megatron"): MEGATRON_CONSUMERS,
+    ("llama", "megatron"): MEGATRON_CONSUMERS,
 }
 """Parts whose output may be discarded after the module that reads it has run: (part, reader), dotted below a layer."""
 

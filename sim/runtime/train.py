@@ -13,6 +13,7 @@ from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
+from sim.model.megatron_gpt import MegatronGpt
 from sim.model.module import Buffer
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
@@ -26,6 +27,7 @@ from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
+from sim.runtime.sharding.family import Family, make_family
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
@@ -95,6 +97,7 @@ class TrainingRun:
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
+        self.family: Family | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -119,6 +122,8 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
+        with tape.phase(Phase.INIT, Owner.GRADIENT):
+            self.family = make_family(tape, setup, self.parameters, self.tensors)
         if setup.data is not None and self.trains:
             with tape.phase(Phase.INIT, Owner.GRADIENT):
                 self._make_main_gradients(setup.data)
@@ -175,10 +180,13 @@ class TrainingRun:
             self.optimizer = MainOptimizer(tape, trained, self.main_gradients)
 
     def _place_buffers(self) -> None:
-        """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
+        """RoPE caches; torchtitan's is a placeholder from to_empty, replaced by the computed one."""
         for model in self.models:
             if isinstance(model, TitanLlama):
                 self._place_rope(model)
+            elif isinstance(model, MegatronGpt):
+                self.recorder.default_owner = int(Owner.OTHER)
+                model.make_rope(self.setup.batch.seq_len)
 
     def _place_rope(self, model: TitanLlama) -> None:
         config, seq_len = self.config, self.setup.batch.seq_len
@@ -297,6 +305,8 @@ class TrainingRun:
         fsdp = self.setup.fsdp
         if self.main_gradients is not None:
             self.main_gradients.begin(last)
+        if self.family is not None:
+            self.family.begin(last)
         if fsdp is not None and fsdp.gradient_sync == "last":
             for communication in self.communications:
                 for unit in communication.units:
@@ -322,6 +332,8 @@ class TrainingRun:
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
         self.tape.main_gradients = None
+        if self.family is not None:
+            self.family.finish()
         for communication in self.communications:
             for unit in communication.units:
                 for module in unit.modules:
@@ -329,6 +341,6 @@ class TrainingRun:
 
 
 def stampable(setup: Setup) -> bool:
-    """A stamped layer's bytes are freed by its backward, which touches gradients alone."""
+    """A stamped layer's bytes are freed by its backward, which touches gradients alone; families know no layers."""
     steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
-    return setup.mode != "eval" and not steps_inside
+    return setup.mode != "eval" and not steps_inside and setup.family is None

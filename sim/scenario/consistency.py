@@ -159,7 +159,7 @@ def check_megatron_parallel(
             return
     if tensor is None or isinstance(model, ChainConfig):
         return
-    shared = {"heads": model.heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
+    shared = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
     for name, value in shared.items():
         if value % tensor.degree:
             document.problem(("parallel", "tensor", "degree"), f"must divide model.{name} ({value})")

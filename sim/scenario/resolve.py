@@ -35,6 +35,8 @@ from sim.scenario.consistency import (
     check_version,
 )
 from sim.scenario.document import MISSING, Document
+from sim.scenario.dump import dumped
+from sim.scenario.family_checks import check_families
 from sim.scenario.load import OVERRIDES
 from sim.scenario.lora import check_trained, with_lora
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
@@ -55,6 +57,7 @@ from sim.scenario.setup import (
     Batch,
     Checkpoint,
     DataParallel,
+    Ddp,
     Fsdp,
     Host,
     Optimizer,
@@ -70,6 +73,7 @@ CHAIN_GPU = "h100-sxm-80gb"
 
 def resolve(document: Document, name: str, path: FilePath | None, overrides: tuple[str, ...] = ()) -> Scenario:
     """The scenario in a document. Raises ScenarioError with all problems; warnings go into the scenario."""
+    text = dumped(document)
     setups: list[Setup] = []
     problems, warnings = list(document.problems), list(document.warnings)
     document.problems.clear()
@@ -92,6 +96,7 @@ def resolve(document: Document, name: str, path: FilePath | None, overrides: tup
         strategies=tuple(setups),
         warnings=tuple(texts),
         overrides=overrides,
+        text=text,
     )
 
 
@@ -120,6 +125,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
         check_megatron_parallel(document, parallel, model, batch)
+        check_families(document, parallel, model, sections)
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
@@ -164,6 +170,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         attention_kernel=sections.get("attention_kernel"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         data=_data(parallel),
+        ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
         offload=resolve_offload(offload, model.layers),
     )
 
@@ -280,6 +287,8 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
     if fsdp is not None:
         dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
         dimensions.append(("fsdp", fsdp.degree))
+    if parallel.ddp is not None:
+        dimensions.append(("dp", parallel.ddp.degree))
     if data is not None and (data.degree > 1 or tensor is None):
         dimensions.append(("dp", data.degree))
     if tensor is not None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.families import DdpSection
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -44,7 +45,8 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 class ChainSection(Section):
-    """The toy of the textbook: layers with given bytes and times. A list has one entry per layer."""
+    """The toy of the textbook: layers with given bytes and times. A list has one entry per layer; "98 MiB x 83" stands for
+    83 of them."""
 
     layers: Layers
     """Number of layers."""
@@ -111,8 +113,8 @@ class ModelSection(Section):
     """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones."""
     norm: Literal["fused", "manual", "layer_norm"] | None = None
     """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT."""
-    rope: Literal["complex", "cos_sin", "half", "none"] | None = None
-    """Rotary positions: complex or cos_sin in fp32, half in the model's dtype; none: learned positions."""
+    rope: Literal["complex", "cos_sin", "half", "fused", "none"] | None = None
+    """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
@@ -248,6 +250,8 @@ class ParallelSection(Section):
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    ddp: DdpSection | None = None
+    """DistributedDataParallel. Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""

@@ -121,6 +121,14 @@ def test_megatron_over_several_ranks(parallel: str, checkpoint: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+@pytest.mark.parametrize("checkpoint", MEGATRON_PARTS)
+@pytest.mark.parametrize("parallel", ["tp and dp", "tp and fsdp"])
+def test_megatrons_llama(parallel: str, checkpoint: str) -> None:
+    text = MEGATRON.replace("gpt-tiny", "llama-tiny, kv_heads: 2").replace("seq_len: 128", "seq_len: 256")
+    setup = setup_of(f"{text}parallel: {PARALLEL[parallel]}\ncheckpoint: {MEGATRON_PARTS[checkpoint]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 @pytest.mark.parametrize("schedule", ["{degree: 2}", "{degree: 2, schedule: interleaved, virtual: 2}"])
 @pytest.mark.parametrize("overlap", ["false", "true"])
 def test_megatron_over_three_dimensions(overlap: str, schedule: str) -> None:

@@ -121,7 +121,7 @@ def test_heads_that_do_not_divide_are_faults():
 
 def test_an_implementation_of_the_other_family_is_a_fault():
     assert faults(lambda: preset("llama-tiny", "nanogpt")) == [
-        ("implementation", "nanogpt", "no such code for the llama family;", ("torchtitan", "transformers"))
+        ("implementation", "nanogpt", "no such code for the llama family;", ("torchtitan", "transformers", "megatron"))
     ]
 
 

@@ -181,7 +181,7 @@ def test_unknown_gpus_presets_and_code_are_told_the_nearest():
     ((line, path, text),) = changed("llama-tiny", "lama-tiny")
     assert (line, path) == (1, "model.preset")
     assert text.endswith("(did you mean llama-tiny?)")
-    message = "nanogpt: no such code for the llama family; one of torchtitan, transformers"
+    message = "nanogpt: no such code for the llama family; one of torchtitan, transformers, megatron"
     assert changed("torchtitan", "nanogpt") == [(1, "model.implementation", message)]
 
 
