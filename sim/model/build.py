@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.model.adapters import add_adapters
 from sim.model.config import ModelConfig
+from sim.model.experts import ExpertParallel
 from sim.model.gpt import Gpt
 from sim.model.language_model import Embedding, LanguageModel
 from sim.model.llama import TitanLlama
@@ -13,13 +14,16 @@ from sim.model.transformers_gpt2 import Gpt2LMHeadModel
 from sim.model.transformers_llama import LlamaForCausalLM
 
 
-def build_model(config: ModelConfig, parallel: TensorParallel | None = None) -> LanguageModel:
-    """The network of `config`, its parameters without tensors: whole, or one rank's part under tensor parallelism.
+def build_model(
+    config: ModelConfig, parallel: TensorParallel | None = None, expert_parallel: ExpertParallel | None = None
+) -> LanguageModel:
+    """The network of `config`, its parameters without tensors: whole, or one rank's part under tensor and expert
+    parallelism.
 
     Raises ValueError for a combination nobody wrote.
     """
     if config.implementation == "megatron":
-        return MegatronGpt(config, parallel or TensorParallel())
+        return MegatronGpt(config, parallel or TensorParallel(), expert_parallel or ExpertParallel())
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")
     known: dict[tuple[str, str], type[LanguageModel]] = {

@@ -62,6 +62,8 @@ def _fits(document: Document, section: LoraSection, model: ModelConfig, gathered
             document.problem((*PATH, "targets", index), "", allowed=tuple(known))
     if not section.targets:
         document.problem((*PATH, "targets"), "at least one linear layer is expected", show=False)
+    if model.experts is not None:
+        document.problem(PATH, "adapters beside experts are not modelled", show=False)
     if model.frozen:
         document.problem(("model", "frozen"), "lora freezes everything but its adapters already")
     if "head" in section.targets and model.tied_embeddings:

@@ -9,6 +9,7 @@ from typing import Literal
 from sim.hardware.catalogue import Cluster
 from sim.hardware.mesh import Mesh
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.experts import ExpertParallel
 from sim.model.shard.tensor import TensorParallel
 
 
@@ -237,6 +238,7 @@ class Setup:
     attention_kernel: str | None = None
     """Name in the cost profile of the kernel that is timed where SDPA runs flash attention; None: flash2."""
     tensor: TensorParallel = field(default_factory=TensorParallel)
+    expert: ExpertParallel = field(default_factory=ExpertParallel)
     data: DataParallel | None = None
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
     ddp: Ddp | None = None
