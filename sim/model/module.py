@@ -13,12 +13,14 @@ class Parameter:
 
     `partial`: the ranks of a tensor-parallel group hold it whole, each with the gradient of its own tokens only.
     `of_expert`: an expert's, which the ranks of an expert-parallel group do not have in common.
+    `dtype`: its own, where it is stored in another than the rest.
     """
 
-    __slots__ = ("of_expert", "partial", "requires_grad", "shape", "tensor")
+    __slots__ = ("dtype", "of_expert", "partial", "requires_grad", "shape", "tensor")
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
+        self.dtype: str | None = None
         self.requires_grad = True
         self.partial = False
         self.of_expert = False
@@ -124,7 +126,7 @@ class Module:
         return [parameter for _, parameter in self.named_parameters()]
 
     def managed_parameters(self) -> list[Parameter]:
-        """In the order of a unit of fully_shard: children first (_fsdp_init.py, _get_managed_modules)."""
+        """In the order in which fully_shard finds them: a module's children before its own (_fsdp_init.py)."""
         return [tensor for _, tensor in self.named_tensors() if isinstance(tensor, Parameter)]
 
     def name_paths(self, prefix: str = "") -> None:

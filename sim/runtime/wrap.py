@@ -138,9 +138,9 @@ def apply_fsdp(
         Unit(tape, communication, "root", [model], [], unit_policy(fsdp, precision, False))
         if embedding is not None:
             embedding_policy = unit_policy(fsdp, precision, setup.pipeline is None)
-            Unit(tape, communication, "tok_embeddings", [embedding], embedding.parameters(), embedding_policy)
+            Unit(tape, communication, "tok_embeddings", [embedding], embedding.managed_parameters(), embedding_policy)
         if head is not None:
-            tail = norm.parameters() + head.parameters()
+            tail = norm.managed_parameters() + head.managed_parameters()
             last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
     else:
         reshard_root = root_reshard if root_reshard and _honours_root_reshard(setup.torch) else False
