@@ -12,6 +12,7 @@ from sim.model.config import ModelConfig
 from sim.model.language_model import Embedding, LanguageModel
 from sim.model.megatron_layer import TransformerLayer, make_norm
 from sim.model.module import Module, ModuleList
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import ColumnParallelLinear, TensorParallel, VocabParallelEmbedding
 
 
@@ -53,11 +54,11 @@ class MegatronGpt(LanguageModel):
     final_layernorm: Module | None
     output_layer: ColumnParallelLinear | None
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel, context: ContextParallel) -> None:
         super().__init__(config)
         self.parallel = parallel
         embedding = self.embedding = LanguageModelEmbedding(config, parallel)
-        self.layers = ModuleList([TransformerLayer(config, parallel) for _ in range(config.layers)])
+        self.layers = ModuleList([TransformerLayer(config, parallel, context) for _ in range(config.layers)])
         self.final_layernorm = make_norm(config, parallel)
         output = self.output_layer = ColumnParallelLinear(config.hidden, config.vocab, parallel, bias=False)
         if config.tied_embeddings:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.context import ContextSection
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -248,6 +249,8 @@ class ParallelSection(Section):
     Default: null."""
     data: DataSection | None = None
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
+    context: ContextSection | None = None
+    """Context parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None
     """Pipeline parallelism. Default: null."""
 

@@ -87,16 +87,17 @@ class FusedAttention(Op):
         return result
 
 
-def attend(tape: Tape, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """One kernel of q [S, B, A, D] over k (and v) [T, B, K, D]: out, log-sum-exp, random state."""
+def attend(tape: Tape, q: Tensor, k: Tensor, causal: bool, past: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """One kernel of q [S, B, A, D] over k (and v) [T, B, K, D]: out, log-sum-exp, random state. `past`: keys before the
+    first query."""
     length, batch, heads, _ = q.shape
     out = tape.empty(q.shape, q.dtype)
     lse, rng = tape.empty((batch, heads, length), "fp32"), tape.empty((2,), "int64")
-    tape.recorder.attention("fused_attn_fwd", _work(q, k, causal, backward=False))
+    tape.recorder.attention("fused_attn_fwd", _work(q, k, causal, past, backward=False))
     return out, lse, rng
 
 
-def attend_back(tape: Tape, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def attend_back(tape: Tape, q: Tensor, k: Tensor, causal: bool, past: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Its backward: dq, dk, dv in plain order, and the workspaces while it runs."""
     length, batch, heads, head_dim = q.shape
     dq, dk, dv = tape.empty(q.shape, q.dtype), tape.empty(k.shape, k.dtype), tape.empty(k.shape, k.dtype)
@@ -106,17 +107,17 @@ def attend_back(tape: Tape, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor,
     if k.shape[2] != heads:  # dk and dv for all heads, summed down afterwards
         shape = (*k.shape[:2], heads, head_dim)
         workspaces += [tape.empty(shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)]
-    tape.recorder.attention("fused_attn_bwd", _work(q, k, causal, backward=True))
+    tape.recorder.attention("fused_attn_bwd", _work(q, k, causal, past, backward=True))
     for full in workspaces[2:]:
         tape.recorder.memory_bound("aten::sum", "reduce", full.bytes + k.bytes)
     return dq, dk, dv
 
 
-def _work(q: Tensor, k: Tensor, causal: bool, backward: bool) -> Attention:
+def _work(q: Tensor, k: Tensor, causal: bool, past: int, backward: bool) -> Attention:
     length, batch, heads, head_dim = q.shape
     return Attention(
         batch=batch, heads=heads, kv_heads=k.shape[2], q_len=length, kv_len=k.shape[0], head_dim=head_dim,
-        causal=causal, backward=backward, dtype=q.dtype,
+        causal=causal, past=past, backward=backward, dtype=q.dtype,
     )  # fmt: skip
 
 
@@ -128,8 +129,3 @@ def swiglu(tape: Tape, x: Tensor) -> Tensor:
 @rule("fused_rope")
 def fused_rope(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
     return tape.apply(FusedRope, (x, angles))
-
-
-@rule("fused_attention")
-def fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return tape.apply_tuple(FusedAttention, (q, k, v))[0]
