@@ -14,9 +14,9 @@ from sim.engine.play import play
 from sim.engine.steady import Cycle, find_cycle
 from sim.model.config import ChainConfig
 from sim.program.program import Owner, Program
-from sim.runtime.extend import RECORDED_STEPS, NotPeriodic, cut, extend
+from sim.runtime.extend import NotPeriodic, cut, extend
 from sim.runtime.lower import HostCall, lower
-from sim.runtime.record import record
+from sim.runtime.record import record, steps_to_record
 from sim.runtime.schedules import in_flight, order, stages_of
 from sim.scenario import load_scenario
 from sim.scenario.setup import Scenario, Setup
@@ -222,9 +222,9 @@ def simulate_setup(setup: Setup) -> Outcome:
 
 def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
     """Programs and memory on the device of every rank, as far as a whole steady cycle; or until memory runs out."""
-    recorded = [record(setup, RECORDED_STEPS, rank=rank) for rank in range(setup.stages)]
+    recorded = [record(setup, steps_to_record(setup), rank=rank) for rank in range(setup.stages)]
     plays = [device_play(setup) for _ in recorded]
-    for steps in range(RECORDED_STEPS, MOST_STEPS + 1):
+    for steps in range(steps_to_record(setup), MOST_STEPS + 1):
         programs = _extended(setup, recorded, steps)
         memories = [play.play(program) for play, program in zip(plays, programs)]
         if any(memory.out_of_memory is not None for memory in memories):

@@ -23,6 +23,8 @@ def bytes_per_parameter(setup: Setup) -> dict[str, float]:
     stepped = "fp32" if optimizer.master_weights else setup.precision.parameters
     if not optimizer.in_backward:
         costs[f"gradients {stepped}"] = ITEM_BYTES[stepped]
+    if setup.ddp is not None and not setup.ddp.gradient_as_bucket_view:
+        costs[f"DDP's buckets {stepped}"] = ITEM_BYTES[stepped]
     if optimizer.master_weights:
         costs["master weights fp32"] = ITEM_BYTES[stepped]
     states = _states(optimizer, ITEM_BYTES[stepped])

@@ -27,6 +27,7 @@ from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
+from sim.runtime.sharding.family import Family, make_family
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
@@ -96,6 +97,7 @@ class TrainingRun:
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
+        self.family: Family | None = None
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -120,6 +122,8 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
+        with tape.phase(Phase.INIT, Owner.GRADIENT):
+            self.family = make_family(tape, setup, self.parameters, self.tensors)
         if setup.data is not None and self.trains:
             with tape.phase(Phase.INIT, Owner.GRADIENT):
                 self._make_main_gradients(setup.data)
@@ -301,6 +305,8 @@ class TrainingRun:
         fsdp = self.setup.fsdp
         if self.main_gradients is not None:
             self.main_gradients.begin(last)
+        if self.family is not None:
+            self.family.begin(last)
         if fsdp is not None and fsdp.gradient_sync == "last":
             for communication in self.communications:
                 for unit in communication.units:
@@ -326,6 +332,8 @@ class TrainingRun:
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
         self.tape.main_gradients = None
+        if self.family is not None:
+            self.family.finish()
         for communication in self.communications:
             for unit in communication.units:
                 for module in unit.modules:
@@ -333,6 +341,6 @@ class TrainingRun:
 
 
 def stampable(setup: Setup) -> bool:
-    """A stamped layer's bytes are freed by its backward, which touches gradients alone."""
+    """A stamped layer's bytes are freed by its backward, which touches gradients alone; families know no layers."""
     steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
-    return setup.mode != "eval" and not steps_inside
+    return setup.mode != "eval" and not steps_inside and setup.family is None

@@ -35,6 +35,8 @@ from sim.scenario.consistency import (
 )
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
+from sim.scenario.dump import dumped
+from sim.scenario.family_checks import check_families
 from sim.scenario.load import OVERRIDES
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
@@ -54,6 +56,7 @@ from sim.scenario.setup import (
     Batch,
     Checkpoint,
     DataParallel,
+    Ddp,
     Fsdp,
     Host,
     Optimizer,
@@ -69,6 +72,7 @@ CHAIN_GPU = "h100-sxm-80gb"
 
 def resolve(document: Document, name: str, path: FilePath | None, overrides: tuple[str, ...] = ()) -> Scenario:
     """The scenario in a document. Raises ScenarioError with all problems; warnings go into the scenario."""
+    text = dumped(document)
     setups: list[Setup] = []
     problems, warnings = list(document.problems), list(document.warnings)
     document.problems.clear()
@@ -91,6 +95,7 @@ def resolve(document: Document, name: str, path: FilePath | None, overrides: tup
         strategies=tuple(setups),
         warnings=tuple(texts),
         overrides=overrides,
+        text=text,
     )
 
 
@@ -116,6 +121,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         if parallel.context:
             tensor = (parallel.tensor.degree, parallel.tensor.sequence_parallel) if parallel.tensor else (1, False)
             check_context(document, parallel.context, model, batch.seq_len if batch else None, tensor)
+        check_families(document, parallel, model, sections)
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
@@ -161,6 +167,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         context=resolve_context(parallel.context),
         data=_data(parallel),
+        ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
         offload=resolve_offload(offload, model.layers),
     )
 
@@ -278,6 +285,8 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
     if fsdp is not None:
         dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
         dimensions.append(("fsdp", fsdp.degree))
+    if parallel.ddp is not None:
+        dimensions.append(("dp", parallel.ddp.degree))
     if data is not None and (data.degree > 1 or tensor is None):
         dimensions.append(("dp", data.degree))
     if parallel.context is not None:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.context import ContextSection
+from sim.scenario.families import DdpSection
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -244,6 +245,8 @@ class ParallelSection(Section):
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    ddp: DdpSection | None = None
+    """DistributedDataParallel. Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""

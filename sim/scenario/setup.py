@@ -189,6 +189,18 @@ class DataParallel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """DistributedDataParallel. `bucket_cap` None: 25 MiB, the first bucket 1 MiB. `gradient_sync`: gradients are summed
+    after "every" micro-batch, or only the "last" (no_sync)."""
+
+    degree: int
+    bucket_cap: int | None = None
+    gradient_as_bucket_view: bool = False
+    gradient_sync: Literal["every", "last"] = "every"
+    broadcast_buffers: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
 
@@ -232,11 +244,17 @@ class Setup:
     """Its ranks share sequences, and are among the ranks of `data` and `fsdp`, which reduce gradients."""
     data: DataParallel | None = None
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
+    ddp: Ddp | None = None
 
     @property
     def stages(self) -> int:
         """Ranks that are simulated: one for each pipeline rank, which stands for its symmetric peers."""
         return self.pipeline.degree if self.pipeline is not None else 1
+
+    @property
+    def family(self) -> Ddp | None:
+        """The sharding family other than FSDP2 and Megatron's, if there is one."""
+        return self.ddp
 
     @property
     def data_parallel(self) -> int:
@@ -260,6 +278,8 @@ class Scenario:
     warnings: tuple[str, ...] = field(default_factory=tuple)
     overrides: tuple[str, ...] = ()
     """What --set changed, as given."""
+    text: str = ""
+    """The whole scenario as one YAML document: what it extends and what was overridden worked in."""
 
     @property
     def title(self) -> str:

@@ -10,7 +10,7 @@ from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, ModelConfig
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
+from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
@@ -31,10 +31,23 @@ def llama_setup(meta: dict[str, Any]) -> Setup:
         batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
         precision=precision,
         checkpoint=_checkpoint(meta),
-        fsdp=_fsdp(meta, mixed) if meta["world"] else None,
+        fsdp=_fsdp(meta, mixed) if meta["world"] and "family" not in meta else None,
         zero=meta["zero"],
         offload=_offload(meta),
+        **_families(meta),
     )
+
+
+def _families(meta: dict[str, Any]) -> dict[str, Any]:
+    """Sharding families other than FSDP2."""
+    if meta.get("family") == "ddp":
+        cap = meta["cap"]
+        ddp = Ddp(
+            degree=meta["world"], bucket_cap=cap and cap << 20, gradient_as_bucket_view=meta["view"],
+            gradient_sync="every" if meta["sync_all"] else "last",
+        )  # fmt: skip
+        return {"ddp": ddp}
+    return {}
 
 
 def _offload(meta: dict[str, Any]) -> Offload | None:
@@ -154,7 +167,7 @@ def gpt_setup(meta: dict[str, Any]) -> Setup:
 
 def _setup(
     meta: dict[str, Any], *, model: ModelConfig, batch: Batch, precision: Precision, checkpoint: Checkpoint | None,
-    fsdp: Fsdp | None, zero: Any, offload: Any,
+    fsdp: Fsdp | None, zero: Any, offload: Any, **families: Any,
 ) -> Setup:  # fmt: skip
     ranks = meta.get("world") or 1
     capability = meta.get("cc", 90)
@@ -177,6 +190,7 @@ def _setup(
         ),
         mode=meta.get("mode", "train"),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
+        **families,
     )  # fmt: skip
 
 
