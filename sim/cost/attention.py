@@ -125,7 +125,7 @@ def attention_root(figures: Figures, work: Attention) -> tuple[str, int]:
 
 def padded_head_dim(work: Attention) -> int:
     """The head dimension that the kernel computes: the next multiple of 8 elements."""
-    return ceil(work.head_dim / 8) * 8
+    return ceil(work.mean_head_dim / 8) * 8
 
 
 def keys_per_tile(work: Attention, masked_share: float = 0.0) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.model.config import ModelConfig
+from sim.model.experts import ExpertParallel
 from sim.model.gpt import Gpt
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
@@ -14,14 +15,17 @@ from sim.model.transformers_llama import LlamaForCausalLM
 
 
 def build_model(
-    config: ModelConfig, parallel: TensorParallel | None = None, context: ContextParallel | None = None
-) -> LanguageModel:
-    """The network of `config`, its parameters without tensors: whole, or one rank's part under tensor parallelism.
+    config: ModelConfig, parallel: TensorParallel | None = None, expert_parallel: ExpertParallel | None = None,
+    context: ContextParallel | None = None,
+) -> LanguageModel:  # fmt: skip
+    """The network of `config`, its parameters without tensors: whole, or one rank's part under tensor and expert
+    parallelism.
 
     `context`: its attention is that of ranks that share sequences. Raises ValueError for a combination nobody wrote.
     """
     if config.implementation == "megatron":
-        return MegatronGpt(config, parallel or TensorParallel(), context or ContextParallel())
+        parts = parallel or TensorParallel(), expert_parallel or ExpertParallel(), context or ContextParallel()
+        return MegatronGpt(config, *parts)
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")
     if context is not None and context.degree > 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.model.experts import Experts, LatentAttention
+
 Family = Literal["llama", "gpt"]
 Implementation = Literal["torchtitan", "transformers", "nanogpt", "megatron"]
 
@@ -59,6 +61,10 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
+    experts: Experts | None = None
+    """Experts in the place of MLPs. None: no experts."""
+    latent: LatentAttention | None = None
+    """Multi-head latent attention; `head_dim` is then a head's width without positions. None: queries, keys, values."""
     frozen: tuple[str, ...] = ()
     """Shell patterns of parameter names that need no gradient, e.g. "layers.[01].*"."""
 

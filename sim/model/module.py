@@ -12,14 +12,16 @@ class Parameter:
     """A parameter slot: this rank's shape, and the tensor that forward sees now (sharding replaces it).
 
     `partial`: the ranks of a tensor-parallel group hold it whole, each with the gradient of its own tokens only.
+    `of_expert`: an expert's, which the ranks of an expert-parallel group do not have in common.
     """
 
-    __slots__ = ("partial", "requires_grad", "shape", "tensor")
+    __slots__ = ("of_expert", "partial", "requires_grad", "shape", "tensor")
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
         self.requires_grad = True
         self.partial = False
+        self.of_expert = False
         self.tensor: Tensor | None = None
 
     @property

@@ -341,6 +341,6 @@ def placement(mesh: Mesh, collective: Collective) -> Span:
     if collective.group == "embedding":
         same_node = mesh.rank({"pp": mesh.degree("pp") - 1}) < mesh.gpus_per_node
         return Span(2, 1, 2, True) if same_node else Span(2, 2, 1, True)
-    if collective.group in REDUCED_OVER_CONTEXT:
-        return mesh.span(collective.group, "cp")
+    if collective.group in REDUCED_OVER_CONTEXT and mesh.degree("cp") > 1:
+        return mesh.span(*(name for name in (collective.group, "cp") if mesh.degree(name) > 1))
     return mesh.span(collective.group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -14,12 +14,12 @@ from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.megatron_gpt import MegatronGpt
-from sim.model.module import Buffer
+from sim.model.module import Buffer, Parameter
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.host_memory import HostMemory
-from sim.runtime.main_gradients import MainGradients
+from sim.runtime.main_gradients import MainGradients, Replicas
 from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
@@ -81,7 +81,7 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.models = models or [build_model(self.config, setup.tensor, setup.context)]
+        self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
         self.slots = [named for model in self.models for named in model.named_parameters()]
@@ -172,12 +172,22 @@ class TrainingRun:
     def _make_main_gradients(self, data: DataParallel) -> None:
         """Megatron's gradient buffer, then its fp32 parameters."""
         setup, tape = self.setup, self.tape
-        trained = [p for p in self.parameters if p.requires_grad]
-        partial = [s.tensor for _, s in self.slots if s.partial and s.requires_grad and isinstance(s.tensor, Tensor)]
-        dtype, ranks = setup.precision.reduce, setup.tensor.degree
-        self.main_gradients = tape.main_gradients = MainGradients(tape, trained, partial, data, dtype, ranks)
+        slots = [slot for _, slot in self.slots if slot.requires_grad]
+        spread = setup.expert.degree > 1
+        shared = _tensors(slot for slot in slots if not (spread and slot.of_expert))
+        experts = _tensors(slot for slot in slots if spread and slot.of_expert)
+        kinds = [Replicas(shared, data.degree), Replicas(experts, setup.mesh.degree("edp"), "edp")]
+        partial = _tensors(slot for slot in slots if slot.partial)
+        self.main_gradients = tape.main_gradients = MainGradients(
+            tape,
+            [kind for kind in kinds if kind.parameters],
+            partial,
+            data,
+            setup.precision.reduce,
+            setup.tensor.degree,
+        )
         if setup.optimizer is not None:
-            self.optimizer = MainOptimizer(tape, trained, self.main_gradients)
+            self.optimizer = MainOptimizer(tape, shared + experts, self.main_gradients)
 
     def _place_buffers(self) -> None:
         """RoPE caches; torchtitan's is a placeholder from to_empty, replaced by the computed one."""
@@ -338,6 +348,10 @@ class TrainingRun:
             for unit in communication.units:
                 for module in unit.modules:
                     module.hooks = None
+
+
+def _tensors(slots: Iterable[Parameter]) -> list[Tensor]:
+    return [slot.tensor for slot in slots if isinstance(slot.tensor, Tensor)]
 
 
 def stampable(setup: Setup) -> bool:

@@ -145,12 +145,21 @@ def build_stages(setup: Setup, rank: int) -> tuple[list[int], list[LanguageModel
     numbers = stages_of(rank, pipeline.degree, pipeline.chunks, pipeline.folded)
     models = []
     for number in numbers:
-        model = build_model(replace(config, layers=pipeline.placement[number]), setup.tensor, setup.context)
+        stage = stage_config(config, begins[number], pipeline.placement[number])
+        model = build_model(stage, setup.tensor, setup.expert, setup.context)
         model.become_stage(begins[number], number == 0, number == last)
         models.append(model)
     if config.tied_embeddings and last > 0 and numbers[0] == 0 and numbers[-1] == last:
         vars(models[-1])[models[-1].last_parts[-1]].weight = embedding_of(models[0])
     return numbers, models
+
+
+def stage_config(config: ModelConfig, first_layer: int, layers: int) -> ModelConfig:
+    """`layers` of the model from `first_layer` on; plain layers come before those with experts."""
+    experts = config.experts
+    if experts is not None:
+        experts = replace(experts, dense_layers=max(0, experts.dense_layers - first_layer))
+    return replace(config, layers=layers, experts=experts)
 
 
 def embedding_of(model: LanguageModel) -> Parameter | None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path as FilePath
+from typing import Any
 
 from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
 from sim.hardware.mesh import Mesh, MeshError
 from sim.model.catalogue import (
     Fields,
-    ModelError,
     build_model,
     overridable_fields,
     preset_shapes,
 )
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.experts import ExpertParallel
+from sim.model.faults import ModelError
 from sim.model.huggingface import HuggingFaceConfig, read_huggingface_config
 from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
@@ -36,6 +39,7 @@ from sim.scenario.consistency import (
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
 from sim.scenario.dump import dumped
+from sim.scenario.experts import check_experts, expert_mesh
 from sim.scenario.family_checks import check_families
 from sim.scenario.load import OVERRIDES
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
@@ -51,6 +55,7 @@ from sim.scenario.schema import (
     PipelineSection,
     PrecisionSection,
 )
+from sim.scenario.section import Section
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
 from sim.scenario.setup import (
     Batch,
@@ -121,6 +126,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         if parallel.context:
             tensor = (parallel.tensor.degree, parallel.tensor.sequence_parallel) if parallel.tensor else (1, False)
             check_context(document, parallel.context, model, batch.seq_len if batch else None, tensor)
+        if model:
+            check_experts(document, parallel, model)
         check_families(document, parallel, model, sections)
     if batch and model:
         check_batch(document, batch, model)
@@ -166,6 +173,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         attention_kernel=sections.get("attention_kernel"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         context=resolve_context(parallel.context),
+        expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
         offload=resolve_offload(offload, model.layers),
@@ -197,7 +205,7 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
     except ModelError as error:
         _note_faults(document, error)
         return None
-    overrides = {field: value for field in overridable_fields() if (value := getattr(section, field)) is not None}
+    overrides = {field: value for field in overridable_fields() if (value := _override(section, field)) is not None}
     try:
         model = build_model(name, shapes, section.implementation, overrides)
     except ModelError as error:
@@ -209,19 +217,26 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
     return model
 
 
+def _override(section: ModelSection, field: str) -> Any:
+    """A field's value, or what is given of a nested section."""
+    value = getattr(section, field)
+    return value.model_dump(exclude_none=True) if isinstance(value, Section) else value
+
+
 def _note_faults(document: Document, error: ModelError) -> None:
     """Blames the field; where nobody has written it, its value (a preset's, a config.json's) is told all the same."""
     for fault in error.faults:
-        written = document.value(("model", fault.field)) is not MISSING
+        path = ("model", *fault.field.split("."))
+        written = document.value(path) is not MISSING or fault.value is None
         message = fault.message if written else f"{shown(fault.value)}: {fault.message}"
-        document.problem(("model", fault.field), message, allowed=fault.allowed)
+        document.problem(path, message, allowed=fault.allowed)
 
 
 def _build_without(
     error: ModelError, name: str, shapes: Fields, implementation: str | None, overrides: Fields
 ) -> ModelConfig | None:
     """The model without its faulty fields, for the checks that remain."""
-    faulty = {fault.field for fault in error.faults}
+    faulty = {fault.field.partition(".")[0] for fault in error.faults}
     good = {field: value for field, value in overrides.items() if field not in faulty}
     with suppress(ModelError):
         return build_model(name, shapes, None if "implementation" in faulty else implementation, good)
@@ -294,10 +309,14 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
     if tensor is not None:
         dimensions.append(("tp", tensor.degree))
     try:
-        return Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)
+        mesh = Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)
     except MeshError as error:
         document.problem(("parallel",), str(error), show=False)
         return None
+    if fsdp is not None or not (parallel.expert or parallel.context or data or tensor):
+        return mesh
+    experts = expert_mesh(document, parallel.expert, mesh, tensor.degree if tensor is not None else 1)
+    return None if experts is None else replace(mesh, experts=experts)
 
 
 def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precision:

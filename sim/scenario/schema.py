@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.context import ContextSection
+from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
 from sim.scenario.families import DdpSection
 from sim.scenario.kinds import (
     Bandwidth,
@@ -132,6 +133,10 @@ class ModelSection(Section):
     loss_chunking: Literal["backward", "projection", "logits"] | None = None
     """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
     projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
+    experts: ExpertsSection | None = None
+    """Experts in the place of MLPs. Default: those of the preset or config.json."""
+    latent: LatentSection | None = None
+    """Multi-head latent attention. Default: that of the preset or config.json."""
     frozen: Names | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
 
@@ -254,6 +259,8 @@ class ParallelSection(Section):
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
     context: ContextSection | None = None
     """Context parallelism, for implementation megatron. Default: null."""
+    expert: ExpertParallelSection | None = None
+    """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None
     """Pipeline parallelism. Default: null."""
 

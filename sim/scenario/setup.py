@@ -9,6 +9,7 @@ from typing import Literal
 from sim.hardware.catalogue import Cluster
 from sim.hardware.mesh import Mesh
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.experts import ExpertParallel
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import TensorParallel
 
@@ -242,6 +243,7 @@ class Setup:
     tensor: TensorParallel = field(default_factory=TensorParallel)
     context: ContextParallel = field(default_factory=ContextParallel)
     """Its ranks share sequences, and are among the ranks of `data` and `fsdp`, which reduce gradients."""
+    expert: ExpertParallel = field(default_factory=ExpertParallel)
     data: DataParallel | None = None
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
     ddp: Ddp | None = None

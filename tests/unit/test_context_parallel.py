@@ -172,3 +172,14 @@ def test_a_sharing_that_cannot_be_is_a_problem(parallel: str, old: str, new: str
     with pytest.raises(ScenarioError) as caught:
         load_text(scenario, "cp")
     assert any(p.path == path and text in p.text for p in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("kind", ["ring", "all-gather"])
+@pytest.mark.parametrize("preset", ["mixtral-8x7b", "deepseek-v2-lite"])
+def test_experts_and_latent_attention_share_sequences_too(preset: str, kind: str) -> None:
+    """Expert groups go over the ranks of a sequence as over any others."""
+    parallel = f"{{context: {{degree: 4, kind: {kind}}}, expert: {{degree: 4}}, data: {{degree: 2}}}}"
+    setup = setup_of(parallel, f"{preset}, layers: 2")
+    assert setup.mesh.degree("edp") == 2
+    program = record(setup, steps=1)
+    assert len(attentions(program, Phase.FORWARD, 1)) == (4 if kind == "ring" else 2)

@@ -37,11 +37,6 @@ def half(x: Tensor) -> Tensor:
     return x.alias((x.shape[0] // 2, *x.shape[1:]))
 
 
-def keys_and_values(tape: Tape, k: Tensor) -> Tensor:
-    """A buffer for both, side by side."""
-    return tape.empty((2 * k.elements,), k.dtype)
-
-
 class RingAttention(Op):
     """Saves q, the keys and values that came last, the result, log-sum-exp and the random states of the steps (16 B)."""
 
@@ -58,7 +53,8 @@ class RingAttention(Op):
     def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, ranks: int) -> tuple[Tensor, ...]:
         """out, last keys and values, log-sum-exp, random states. All buffers of the ring live until the end."""
         recorder = tape.recorder
-        buffers = [tape.pointwise("aten::cat", (2 * k.elements,), k.dtype, None, k.bytes + v.bytes, "copy")]
+        both, value_dim = (k.elements + v.elements,), v.shape[-1]
+        buffers = [tape.pointwise("aten::cat", both, k.dtype, None, k.bytes + v.bytes, "copy")]
         arrives: list[int] = []
         states = tape.empty((ranks, 2), "int64")
         partial: list[Tensor] = []
@@ -67,10 +63,10 @@ class RingAttention(Op):
             if step:
                 recorder.wait(COMPUTE, arrives[-1])
             if step < ranks - 1:
-                buffers.append(keys_and_values(tape, k))
+                buffers.append(tape.empty(both, k.dtype))
                 arrives.append(exchange(tape, buffers[-1].bytes, ranks, k.dtype))
             seen = k if not step else half(k)
-            out, lse = attend(tape, q, seen, causal=not step)[:2]
+            out, lse = attend(tape, q, seen, causal=not step, value_dim=value_dim)[:2]
             partial.append(out)
             sums.append(lse)
             if step == 1:
@@ -78,7 +74,7 @@ class RingAttention(Op):
             if step:
                 recorder.memory_bound("flash_attn_fwd_softmax_lse_correction", "elementwise", 3 * lse.bytes)
         moved = partial[0].bytes + 2 * total.bytes
-        result = tape.pointwise("flash_attn_fwd_out_correction_init", q.shape, q.dtype, None, moved)
+        result = tape.pointwise("flash_attn_fwd_out_correction_init", partial[0].shape, q.dtype, None, moved)
         for _ in partial[1:]:
             recorder.memory_bound("flash_attn_fwd_out_correction", "elementwise", 3 * result.bytes + 2 * total.bytes)
         return result, buffers[-1], total, states
@@ -87,7 +83,7 @@ class RingAttention(Op):
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         """The ring goes back; gradients of keys and values travel with them, added to on arrival."""
         q, last = saved[0], saved[1]
-        (ranks,), shape = node.attributes, node.metas[1][0]
+        (ranks,), (keys_shape, values_shape) = node.attributes, (node.metas[1][0], node.metas[2][0])
         recorder, one = tape.recorder, last.elements
         dq = tape.empty(q.shape, q.dtype)
         pairs = [tape.empty((2, one), last.dtype) for _ in range(2)]
@@ -99,10 +95,10 @@ class RingAttention(Op):
                 recorder.wait(COMPUTE, arrived)
             ends = step in (0, ranks - 1)  # only keys and values at first, only their gradients at the end
             arrived = exchange(tape, last.bytes * (1 if ends else 2), ranks, last.dtype)
-            keys = pairs[step % 2].alias(shape)
+            keys = pairs[step % 2].alias(keys_shape)
             own = step == ranks - 1
             made.clear()
-            made.extend(attend_back(tape, q, keys if own else half(keys), causal=own))
+            made.extend(attend_back(tape, q, keys if own else half(keys), own, values_shape[-1]))
             add_to(tape, made[0], step)
             recorder.wait(COMPUTE, arrived)
             add_to(tape, made[1], step)
@@ -110,7 +106,7 @@ class RingAttention(Op):
         made.clear()
         both = pairs[ranks % 2]
         gradients.clear()
-        return [dq, both.alias(shape), both.alias(shape)]
+        return [dq, both.alias(keys_shape), both.alias(values_shape)]
 
 
 class GatheredAttention(Op):
@@ -129,10 +125,10 @@ class GatheredAttention(Op):
     def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, ranks: int) -> tuple[Tensor, ...]:
         """out; results, log-sum-exps and random states of both halves."""
         keys, _values = gathered(tape, k, v, ranks)
-        result = tape.empty(q.shape, q.dtype)
+        result = tape.empty((*q.shape[:3], v.shape[-1]), q.dtype)
         made = []
         for seen in seen_keys(keys, ranks):
-            made.append(attend(tape, half(q), seen, causal=True, past=seen.shape[0] - q.shape[0] // 2))
+            made.append(attend(tape, half(q), seen, True, v.shape[-1], seen.shape[0] - q.shape[0] // 2))
             tape.recorder.memory_bound("aten::copy_", "copy", result.bytes)
         (first, first_sum, first_state), (second, second_sum, second_state) = made
         return result, first, second, first_sum, second_sum, first_state, second_state
@@ -141,23 +137,23 @@ class GatheredAttention(Op):
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         q, k, v = saved[:3]
         (ranks,) = node.attributes
-        shape = (k.shape[0] * ranks, *k.shape[1:])
         dq = tape.empty(q.shape, q.dtype)
-        dk, dv = (tape.pointwise("aten::zeros", shape, k.dtype, None, 0, "fill") for _ in range(2))
+        shapes = [(x.shape[0] * ranks, *x.shape[1:]) for x in (k, v)]
+        dk, dv = (tape.pointwise("aten::zeros", shape, k.dtype, None, 0, "fill") for shape in shapes)
         keys, _values = gathered(tape, k, v, ranks)
         made = []
         for seen in seen_keys(keys, ranks):
-            made.append(attend_back(tape, half(q), seen, causal=True, past=seen.shape[0] - q.shape[0] // 2))
+            made.append(attend_back(tape, half(q), seen, True, v.shape[-1], seen.shape[0] - q.shape[0] // 2))
             tape.recorder.memory_bound("aten::copy_", "copy", dq.bytes)
-            add_to(tape, seen, 1)
-            add_to(tape, seen, 1)
+            for gradient in made[-1][1:]:
+                add_to(tape, gradient, 1)
         dk = in_order(tape, dk)
         dv = in_order(tape, dv)
         whole = [dk, dv]
-        del dk, dv
+        del dk, dv, gradient
         result: Gradients = [dq]
-        while whole:
-            result.append(tape.empty(k.shape, k.dtype))
+        for shape in (k.shape, v.shape):
+            result.append(tape.empty(shape, k.dtype))
             block(tape, "reduce_scatter", whole.pop(0), ranks)
         gradients.clear()
         return result
