@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from sim.model.adapters import add_adapters
 from sim.model.config import ModelConfig
 from sim.model.experts import ExpertParallel
 from sim.model.gpt import Gpt
-from sim.model.language_model import LanguageModel
+from sim.model.language_model import Embedding, LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.megatron_gpt import MegatronGpt
 from sim.model.shard.context import ContextParallel
@@ -39,4 +40,9 @@ def build_model(
     built = known.get((config.family, config.implementation))
     if built is None:
         raise ValueError(f"no {config.implementation} implementation of {config.family}")
-    return built(config)
+    model = built(config)
+    add_adapters(model, config)
+    embedding = next(child for _, child in model.children())
+    if isinstance(embedding, Embedding):
+        embedding.output_needs_gradient = config.input_gradients
+    return model

@@ -176,6 +176,11 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return call("cross_entropy", logits, targets)
 
 
+def require_gradient(x: Tensor) -> Tensor:
+    """x.requires_grad_(True) on a tensor that has none."""
+    return call("require_gradient", x)
+
+
 def leaf(x: Tensor) -> Tensor:
     """x.detach().requires_grad_() (or without, where x needs no gradient)."""
     return call("leaf", x)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
+from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
@@ -87,7 +87,7 @@ class TrainingRun:
         self.slots = [named for model in self.models for named in model.named_parameters()]
         self.tensors = [named for model in self.models for named in model.named_tensors()]
         for name, slot in self.slots:
-            slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
+            slot.requires_grad = is_trained(self.config, name)
         self.communications: list[Communication] = []
         self.host = HostMemory(recorder)
         """Pinned memory for parameters and gradients under FSDP's CPU offload."""
@@ -111,7 +111,7 @@ class TrainingRun:
             blocks = list(layers_of(model))
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.fsdp is not None:
-                communication = apply_fsdp(tape, model, model.parameters(), blocks, outer, setup, self.host)
+                communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
             if offload is None:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
@@ -162,7 +162,7 @@ class TrainingRun:
                 self.host.take(shard.shard_elements * ITEM_BYTES[dtype])
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
-            tensor = self.tape.empty(shape, dtype)
+            tensor = self.tape.empty(shape, slot.dtype or dtype)
             tensor.requires_grad = slot.requires_grad
             slot.tensor = tensor
             if shard is not None:

@@ -42,6 +42,7 @@ from sim.scenario.dump import dumped
 from sim.scenario.experts import check_experts, expert_mesh
 from sim.scenario.family_checks import check_families
 from sim.scenario.load import OVERRIDES
+from sim.scenario.lora import check_trained, with_lora
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError, shown
@@ -110,12 +111,18 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     parallel = sections.get("parallel") or ParallelSection()
     fsdp = parallel.fsdp
     pipeline: PipelineSection | None = parallel.pipeline
+    checkpoint: CheckpointSection | None = sections.get("checkpoint")
+    precision: PrecisionSection | None = sections.get("precision")
     model = _model(document, sections)
+    if precision and isinstance(model, ModelConfig):
+        section: ModelSection = sections.get("model")
+        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters)
+        if section.input_gradients is None and checkpoint and model.implementation == "transformers":
+            model = replace(model, input_gradients=True)
+        check_trained(document, model, sections.get("mode") or "train")
     cluster = _cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
     mesh = _mesh(document, parallel, cluster) if cluster and sections.whole("cluster", "parallel") else None
-    checkpoint: CheckpointSection | None = sections.get("checkpoint")
-    precision: PrecisionSection | None = sections.get("precision")
     if sections.get("torch"):
         check_version(document, sections.get("torch"))
     check_names(document, sections.get("profile"), sections.get("host"), cluster)
