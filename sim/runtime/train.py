@@ -81,7 +81,7 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.models = models or [build_model(self.config, setup.tensor, setup.expert)]
+        self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
         self.slots = [named for model in self.models for named in model.named_parameters()]
@@ -196,10 +196,10 @@ class TrainingRun:
                 self._place_rope(model)
             elif isinstance(model, MegatronGpt):
                 self.recorder.default_owner = int(Owner.OTHER)
-                model.make_rope(self.setup.batch.seq_len)
+                model.make_rope(self.setup.local_tokens)
 
     def _place_rope(self, model: TitanLlama) -> None:
-        config, seq_len = self.config, self.setup.batch.seq_len
+        config, seq_len = self.config, self.setup.local_tokens
         placeholder = None
         if not self._on_host:
             if config.rope == "complex":
@@ -290,8 +290,8 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        batch = self.setup.batch
-        tokens, targets = self.model.input_shapes(micro_batches * batch.micro_batch, batch.seq_len)
+        sequences = micro_batches * self.setup.batch.micro_batch
+        tokens, targets = self.model.input_shapes(sequences, self.setup.local_tokens)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(tokens, "int64")

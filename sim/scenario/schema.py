@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
 from sim.scenario.families import DdpSection
 from sim.scenario.kinds import (
@@ -264,6 +265,8 @@ class ParallelSection(Section):
     Default: null."""
     data: DataSection | None = None
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
+    context: ContextSection | None = None
+    """Context parallelism, for implementation megatron. Default: null."""
     expert: ExpertParallelSection | None = None
     """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None

@@ -74,7 +74,7 @@ def outside_bytes(setup: Setup) -> int:
     cluster, fsdp = setup.cluster, setup.fsdp
     groups = 0 if fsdp is None else (fsdp.degree > 1) + (fsdp.replicas > 1)
     groups += (setup.tensor.degree > 1) + (setup.data is not None and setup.data.degree > 1)
-    groups += setup.stages > 1
+    groups += (setup.stages > 1) + (setup.context.degree > 1)
     groups += (setup.expert.degree > 1) + (setup.expert.tensor > 1 and setup.expert.degree > 1)
     groups += setup.ddp is not None and setup.ddp.degree > 1
     return cluster.context_bytes + groups * cluster.communicator_bytes
@@ -177,14 +177,13 @@ def utilization(setup: Setup, time: StepTime) -> Utilization | None:
         return None
     batch = setup.batch
     sequences = batch.micro_batch * batch.accumulation
-    per_second = sequences / setup.stages / setup.tensor.degree / (time.step_ns * 1e-9)
+    sharers = setup.stages * setup.tensor.degree * setup.context.degree
+    per_second = sequences / sharers / (time.step_ns * 1e-9)
     peak_flops = setup.cluster.gpu.peak_flops_per_s(setup.precision.compute)
     per_sequence = model_flops_per_sequence(setup.model, batch.seq_len)
     if setup.mode != "train":
         per_sequence //= 3  # a forward alone
     mfu = per_sequence * per_second / peak_flops
     needed = time.flops - time.recomputed_flops
-    per_token = batch.seq_len
-    return Utilization(
-        tokens_per_s_per_gpu=per_second * per_token, mfu=mfu, hfu=mfu * time.flops / needed if needed else mfu
-    )
+    hfu = mfu * time.flops / needed if needed else mfu
+    return Utilization(tokens_per_s_per_gpu=per_second * batch.seq_len, mfu=mfu, hfu=hfu)
