@@ -56,6 +56,7 @@ from sim.scenario.setup import (
     DataParallel,
     Ddp,
     Fsdp,
+    Fsdp1,
     Host,
     Optimizer,
     Precision,
@@ -134,7 +135,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if offload and model and sections.whole("checkpoint"):
         check_offload(document, offload, checkpoint is not None, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
-        check_precision(document, precision, fsdp, cluster, model)
+        check_precision(document, precision, fsdp or parallel.fsdp1, cluster, model)
     if sections.whole("torch", "allocator"):
         check_allocator(document, sections.get("allocator"), sections.get("torch"))
     if document.problems or not (model and cluster and batch and mesh and precision):
@@ -160,6 +161,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
+        fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
     )
 
@@ -273,9 +275,9 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
         document.problem(("parallel",), advice, show=False)
         return None
     dimensions = [] if pipeline is None else [("pp", pipeline.degree)]
-    if fsdp is not None:
-        dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
-        dimensions.append(("fsdp", fsdp.degree))
+    for sharded in filter(None, (fsdp, parallel.fsdp1)):
+        dimensions += [("replicate", sharded.replicas)] if sharded.replicas > 1 else []
+        dimensions.append(("fsdp", sharded.degree))
     if parallel.ddp is not None:
         dimensions.append(("dp", parallel.ddp.degree))
     if data is not None and (data.degree > 1 or tensor is None):
@@ -292,7 +294,8 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
 def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precision:
     autocast = section.autocast
     if autocast is None:
-        autocast = parallel.fsdp is None and section.compute != section.parameters
+        alone = parallel.fsdp is None and parallel.fsdp1 is None
+        autocast = alone and section.compute != section.parameters
     return Precision(parameters=section.parameters, compute=section.compute, reduce=section.reduce, autocast=autocast)
 
 
