@@ -22,7 +22,8 @@ class MemoryPlay:
     """An allocator and what it has answered: a program can be played, then a longer one that begins with it.
 
     total_bytes: the device as cudaMemGetInfo shows it; capacity_bytes: what the driver can give to this process (total
-    less context and communicators); clock: of a run of the same program, so that frees wait for streams. Raises SettingsError for a settings text that PyTorch would not accept.
+    less context and communicators); clock: of a run of the same program,
+    so that frees wait for streams. Raises SettingsError for a settings text that PyTorch would not accept.
     """
 
     def __init__(

@@ -24,6 +24,8 @@ SUMMARY, KERNELS, MEMORY, TRACE, SNAPSHOT, FIGURE, PICTURE = (
     "summary.json", "kernels.parquet", "memory.parquet", "trace.json.gz", "snapshot.pickle", "timeline.png",
     "picture.npz",
 )  # fmt: skip
+SCENARIO = "scenario.yaml"
+"""Beside a run's summary: the scenario, whole."""
 FILES = (FIGURE, TRACE, SNAPSHOT, KERNELS, MEMORY, PICTURE, SUMMARY)
 LONGEST_FOLDER = 80
 
@@ -113,9 +115,10 @@ def write_files(folder: Path, outcome: Outcome, ranks: Sequence[Lanes], picture:
     write_atomically(folder / SUMMARY, lambda file: file.write(text.encode()))
 
 
-def write_summary(folder: Path, summary: RunSummary) -> None:
-    """summary.json of a whole run, beside its strategies' folders. Raises RunError."""
+def write_run(folder: Path, summary: RunSummary, scenario: str) -> None:
+    """summary.json and scenario.yaml of a whole run, beside its strategies' folders. Raises RunError."""
     try:
         write_atomically(folder / SUMMARY, lambda file: file.write((to_json(summary) + "\n").encode()))
+        write_atomically(folder / SCENARIO, lambda file: file.write(scenario.encode()))
     except OSError as error:
         raise cannot_write(error, folder) from None

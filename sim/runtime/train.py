@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
+from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
@@ -14,12 +14,12 @@ from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.megatron_gpt import MegatronGpt
-from sim.model.module import Buffer
+from sim.model.module import Buffer, Parameter
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.host_memory import HostMemory
-from sim.runtime.main_gradients import MainGradients
+from sim.runtime.main_gradients import MainGradients, Replicas
 from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
@@ -81,13 +81,13 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.models = models or [build_model(self.config, setup.tensor)]
+        self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
         self.slots = [named for model in self.models for named in model.named_parameters()]
         self.tensors = [named for model in self.models for named in model.named_tensors()]
         for name, slot in self.slots:
-            slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
+            slot.requires_grad = is_trained(self.config, name)
         self.communications: list[Communication] = []
         self.host = HostMemory(recorder)
         """Pinned memory for parameters and gradients under FSDP's CPU offload."""
@@ -111,7 +111,7 @@ class TrainingRun:
             blocks = list(layers_of(model))
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.fsdp is not None:
-                communication = apply_fsdp(tape, model, model.parameters(), blocks, outer, setup, self.host)
+                communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
             if self.family is not None:
                 self.family.wrap(model, blocks, outer)
@@ -171,7 +171,7 @@ class TrainingRun:
                 self.host.take(shard.shard_elements * ITEM_BYTES[dtype])
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
-            tensor = self.tape.empty(shape, dtype)
+            tensor = self.tape.empty(shape, slot.dtype or dtype)
             tensor.requires_grad = slot.requires_grad
             slot.tensor = tensor
             if shard is not None:
@@ -182,12 +182,22 @@ class TrainingRun:
     def _make_main_gradients(self, data: DataParallel) -> None:
         """Megatron's gradient buffer, then its fp32 parameters."""
         setup, tape = self.setup, self.tape
-        trained = [p for p in self.parameters if p.requires_grad]
-        partial = [s.tensor for _, s in self.slots if s.partial and s.requires_grad and isinstance(s.tensor, Tensor)]
-        dtype, ranks = setup.precision.reduce, setup.tensor.degree
-        self.main_gradients = tape.main_gradients = MainGradients(tape, trained, partial, data, dtype, ranks)
+        slots = [slot for _, slot in self.slots if slot.requires_grad]
+        spread = setup.expert.degree > 1
+        shared = _tensors(slot for slot in slots if not (spread and slot.of_expert))
+        experts = _tensors(slot for slot in slots if spread and slot.of_expert)
+        kinds = [Replicas(shared, data.degree), Replicas(experts, setup.mesh.degree("edp"), "edp")]
+        partial = _tensors(slot for slot in slots if slot.partial)
+        self.main_gradients = tape.main_gradients = MainGradients(
+            tape,
+            [kind for kind in kinds if kind.parameters],
+            partial,
+            data,
+            setup.precision.reduce,
+            setup.tensor.degree,
+        )
         if setup.optimizer is not None:
-            self.optimizer = MainOptimizer(tape, trained, self.main_gradients)
+            self.optimizer = MainOptimizer(tape, shared + experts, self.main_gradients)
 
     def _place_buffers(self) -> None:
         """RoPE caches; torchtitan's is a placeholder from to_empty, replaced by the computed one."""
@@ -196,10 +206,10 @@ class TrainingRun:
                 self._place_rope(model)
             elif isinstance(model, MegatronGpt):
                 self.recorder.default_owner = int(Owner.OTHER)
-                model.make_rope(self.setup.batch.seq_len)
+                model.make_rope(self.setup.local_tokens)
 
     def _place_rope(self, model: TitanLlama) -> None:
-        config, seq_len = self.config, self.setup.batch.seq_len
+        config, seq_len = self.config, self.setup.local_tokens
         placeholder = None
         if not self._on_host:
             if config.rope == "complex":
@@ -292,7 +302,7 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.batch.seq_len)
+        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.local_tokens)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")
@@ -350,6 +360,10 @@ class TrainingRun:
             for unit in communication.units:
                 for module in unit.modules:
                     module.hooks = None
+
+
+def _tensors(slots: Iterable[Parameter]) -> list[Tensor]:
+    return [slot.tensor for slot in slots if isinstance(slot.tensor, Tensor)]
 
 
 def stampable(setup: Setup) -> bool:

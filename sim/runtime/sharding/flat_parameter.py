@@ -153,9 +153,9 @@ class FlatParameter:
 
     def forget_gradient(self) -> None:
         """_reset_flat_param_grad_info_if_needed: zero_grad has dropped the views; the bytes go only now."""
-        if self.policy.use_orig_params and all(stepped.grad is None for stepped in self.stepped):
-            if self.shard is not None:
-                self.shard.grad = None
+        dropped = self.policy.use_orig_params and all(stepped.grad is None for stepped in self.stepped)
+        if dropped and self.shard is not None:
+            self.shard.grad = None
 
     # -- unshard and reshard -----------------------------------------------------------------------------------
     @property

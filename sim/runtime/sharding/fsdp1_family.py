@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sim.model.module import Module
 from sim.program.kernels import Collective
-from sim.program.program import ALL_REDUCE, COMPUTE, Owner, Phase
+from sim.program.program import ALL_REDUCE, COMPUTE, Phase
 from sim.runtime import scratch
 from sim.runtime.sharding.family import Family
 from sim.runtime.sharding.fsdp1 import Policy, Shared, Unit
