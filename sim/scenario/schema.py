@@ -12,7 +12,7 @@ from pydantic import Field
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
-from sim.scenario.families import DdpSection
+from sim.scenario.families import DdpSection, Fsdp1Section
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -260,6 +260,8 @@ class ParallelSection(Section):
     """Fully sharded data parallelism (FSDP2). Default: null."""
     ddp: DdpSection | None = None
     """DistributedDataParallel. Default: null."""
+    fsdp1: Fsdp1Section | None = None
+    """FullyShardedDataParallel (FSDP1). Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""

@@ -71,7 +71,7 @@ class Utilization:
 
 def outside_bytes(setup: Setup) -> int:
     """Device memory outside PyTorch's allocator: the CUDA context and one communicator per group of ranks."""
-    cluster, fsdp = setup.cluster, setup.fsdp
+    cluster, fsdp = setup.cluster, setup.fsdp or setup.fsdp1
     groups = 0 if fsdp is None else (fsdp.degree > 1) + (fsdp.replicas > 1)
     groups += (setup.tensor.degree > 1) + (setup.data is not None and setup.data.degree > 1)
     groups += (setup.stages > 1) + (setup.context.degree > 1)
