@@ -12,12 +12,14 @@ from sim.interop.files import read_text
 from sim.interop.huggingface import import_huggingface
 from sim.interop.megatron import import_megatron
 from sim.interop.options import Options
+from sim.interop.torchtitan import import_torchtitan
 from sim.interop.write import scenario_text, write_text
 
 TOOLS: dict[str, Callable[[Path, str, Options], Imported]] = {
     "megatron": import_megatron,
     "deepspeed": import_deepspeed,
     "accelerate": import_accelerate,
+    "torchtitan": import_torchtitan,
     "hf": import_huggingface,
 }
 """Importers by the name that `sim import` takes."""
