@@ -8,6 +8,7 @@ from pathlib import Path
 from sim.interop.accelerate import import_accelerate
 from sim.interop.deepspeed import import_deepspeed
 from sim.interop.draft import Account, Entry, Imported, ImportProblems
+from sim.interop.export_megatron import export_megatron
 from sim.interop.files import read_text
 from sim.interop.huggingface import import_huggingface
 from sim.interop.megatron import import_megatron
@@ -37,6 +38,7 @@ __all__ = [
     "ImportProblems",
     "Imported",
     "Options",
+    "export_megatron",
     "import_file",
     "scenario_text",
     "write_text",
