@@ -14,6 +14,8 @@ from sim.model.shard.tensor import TensorParallel
 from sim.model.transformers_bert import BertForMaskedLM, BertForSequenceClassification
 from sim.model.transformers_gpt2 import Gpt2LMHeadModel
 from sim.model.transformers_llama import LlamaForCausalLM
+from sim.model.transformers_t5 import T5ForConditionalGeneration
+from sim.model.transformers_vit import ViTForImageClassification
 
 
 def build_model(
@@ -37,6 +39,8 @@ def build_model(
         ("llama", "transformers"): LlamaForCausalLM,
         ("gpt", "nanogpt"): Gpt,
         ("gpt", "transformers"): Gpt2LMHeadModel,
+        ("t5", "transformers"): T5ForConditionalGeneration,
+        ("vit", "transformers"): ViTForImageClassification,
         ("bert", "transformers"): (
             BertForSequenceClassification if config.head == "classification" else BertForMaskedLM
         ),

@@ -128,6 +128,7 @@ def build_model(
     code = next((code for code in known if code == implementation), known[0])
     values = {**IMPLEMENTATIONS[family, code], **given}
     values.setdefault("kv_heads", values["heads"])
+    values |= encoders.derived(values)
     faults += check_shapes(values) + check_choices(values, family, code)
     faults += [Fault(field, values.get(field), message) for field, message in encoders.check_own_fields(values)]
     faults = faults or check_nested(values, family)

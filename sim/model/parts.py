@@ -30,6 +30,11 @@ PARTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "norm": ("input_layernorm", "post_attention_layernorm"),
     },
     ("bert", "transformers"): {"attention": ("attention",)},
+    ("vit", "transformers"): {
+        "attention": ("attention",),
+        "mlp": ("mlp",),
+        "norm": ("layernorm_before", "layernorm_after"),
+    },
     ("gpt", "transformers"): {"attention": ("attn",), "mlp": ("mlp",), "norm": ("ln_1", "ln_2")},
     ("gpt", "megatron"): MEGATRON_PARTS,
     ("llama", "megatron"): MEGATRON_PARTS | MEGATRON_EXPERTS,
@@ -41,6 +46,7 @@ CONSUMERS: dict[tuple[str, str], dict[str, tuple[tuple[str, str], ...]]] = {
     ("llama", "torchtitan"): {"norm": (("attention_norm", "attention"), ("ffn_norm", "feed_forward"))},
     ("llama", "transformers"): {"norm": (("input_layernorm", "self_attn"), ("post_attention_layernorm", "mlp"))},
     ("gpt", "transformers"): {"norm": (("ln_1", "attn"), ("ln_2", "mlp"))},
+    ("vit", "transformers"): {"norm": (("layernorm_before", "attention"), ("layernorm_after", "mlp"))},
     ("gpt", "megatron"): MEGATRON_CONSUMERS,
     ("llama", "megatron"): MEGATRON_CONSUMERS,
 }

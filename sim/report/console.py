@@ -92,6 +92,7 @@ def main_columns(strategies: Sequence[StrategySummary], signs: Signs) -> list[Co
 
 TIME_COLUMNS = (
     Column("first step", lambda s: duration_of(s.first_step.step_time_s)),
+    Column("samples/s/GPU", lambda s: "" if s.samples_per_s_per_gpu is None else f"{s.samples_per_s_per_gpu:,.4g}"),
     Column("HFU", lambda s: percent(s.hfu)),
     Column("recompute", lambda s: recomputed(s)),
     Column("exposed comm.", lambda s: duration_of(s.exposed_communication_s)),

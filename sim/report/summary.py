@@ -135,6 +135,7 @@ class StrategySummary:
     steady_is_settled: bool
     steady_step_start_s: float | None
     tokens_per_s_per_gpu: float | None
+    samples_per_s_per_gpu: float | None
     mfu: float | None
     hfu: float | None
     peak_allocated_bytes: int
@@ -227,6 +228,7 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         steady_is_settled=outcome.cycle.settled,
         steady_step_start_s=step_windows(outcome.lanes)[-1][0] * 1e-9 if outcome.lanes else None,
         tokens_per_s_per_gpu=use.tokens_per_s_per_gpu if use else None,
+        samples_per_s_per_gpu=use.samples_per_s_per_gpu if use else None,
         mfu=use.mfu if use else None,
         hfu=use.hfu if use else None,
         peak_allocated_bytes=steady.allocated_bytes,
@@ -272,7 +274,7 @@ def tokens_per_step(setup: Setup) -> int | None:
     if isinstance(setup.model, ChainConfig):
         return None
     batch = setup.batch
-    return batch.micro_batch * batch.seq_len * batch.accumulation * setup.data_parallel
+    return batch.micro_batch * batch.tokens_per_sequence * batch.accumulation * setup.data_parallel
 
 
 def evidence(setup: Setup) -> dict[str, Evidence]:

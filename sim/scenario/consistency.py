@@ -35,7 +35,7 @@ def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> Non
     if isinstance(model, ChainConfig):
         return
     _check_need(document, batch, model)
-    if batch.seq_len <= model.max_positions:
+    if batch.seq_len <= model.max_positions or model.rope == "relative":
         return
     path = ("batch", "seq_len")
     if model.rope == "none":

@@ -50,6 +50,42 @@ def test_bert_under_fsdp(form: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+VIT = """
+model: {preset: vit-base-16, layers: 7, hidden: 256, ffn_hidden: 512, heads: 4, image_size: 64, CHANGES}
+cluster: {gpu: h100, gpus_per_node: 1}
+batch: {micro_batch: 2, accumulation: 2}
+precision: {parameters: bf16}
+"""
+VIT_FORMS = FORMS | {"mlp": "{inside: mlp, reentrant: true}"}
+SDPA_FORMS = {"norm discarded": "{discard: norm}", "attention": "{inside: attention, reentrant: true}"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "form"),
+    [
+        *(("dropout: 0.0", form) for form in (*VIT_FORMS.values(), *SDPA_FORMS.values())),
+        *(("dropout: 0.1, attention: unfused", form) for form in VIT_FORMS.values()),
+    ],
+)
+def test_vit_on_one_gpu(changes: str, form: str) -> None:
+    setup = setup_of(f"{VIT.replace('CHANGES', changes)}checkpoint: {form}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+T5 = """
+model: {preset: t5-small, layers: 5, decoder_layers: 5, hidden: 256, ffn_hidden: 512, vocab: 1024}
+cluster: {gpu: h100, gpus_per_node: 1}
+batch: {micro_batch: 2, seq_len: 64, target_len: 32}
+precision: {parameters: bf16}
+"""
+
+
+@pytest.mark.parametrize("form", ["null", "{every: 1}", "{every: 2}"])
+def test_t5_is_recorded_live(form: str) -> None:
+    setup = setup_of(f"{T5}checkpoint: {form}\n")
+    assert_equal(record_training(setup, 2, stamps=True), record_training(setup, 2, stamps=False))
+
+
 def test_layers_of_bert_are_stamped() -> None:
     run = TrainingRun(setup_of(text("dropout: 0.1") + "precision: {parameters: bf16}\n"), Recorder())
     run.tape.stamps = True
