@@ -9,9 +9,13 @@ from __future__ import annotations
 from sim.model import functional as F
 from sim.model.calls import Tensor, active
 from sim.model.config import ModelConfig
+from sim.model.experts import ExpertParallel
 from sim.model.language_model import Embedding, LanguageModel
-from sim.model.megatron_layer import TransformerLayer, make_norm
+from sim.model.megatron_latent import LatentSelfAttention
+from sim.model.megatron_layer import SelfAttention, TransformerLayer, make_norm
+from sim.model.megatron_moe import MoeLayer
 from sim.model.module import Module, ModuleList
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import ColumnParallelLinear, TensorParallel, VocabParallelEmbedding
 
 
@@ -44,6 +48,23 @@ class LanguageModelEmbedding(Module):
         return x
 
 
+def make_layer(
+    config: ModelConfig,
+    number: int,
+    parallel: TensorParallel,
+    expert_parallel: ExpertParallel,
+    context: ContextParallel,
+) -> TransformerLayer:
+    """Layer `number` of the model, with the attention and the experts that the configuration asks for."""
+    attention: Module = SelfAttention(config, parallel, context)
+    moe = None
+    if config.latent is not None:
+        attention = LatentSelfAttention(config, config.latent, parallel, context)
+    if config.experts is not None and number >= config.experts.dense_layers:
+        moe = MoeLayer(config, config.experts, parallel, expert_parallel)
+    return TransformerLayer(config, parallel, attention, moe)
+
+
 class MegatronGpt(LanguageModel):
     """The model computes the loss per token; the script makes the position ids and takes the mean."""
 
@@ -53,11 +74,14 @@ class MegatronGpt(LanguageModel):
     final_layernorm: Module | None
     output_layer: ColumnParallelLinear | None
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
+    def __init__(
+        self, config: ModelConfig, parallel: TensorParallel, expert_parallel: ExpertParallel, context: ContextParallel
+    ) -> None:
         super().__init__(config)
         self.parallel = parallel
         embedding = self.embedding = LanguageModelEmbedding(config, parallel)
-        self.layers = ModuleList([TransformerLayer(config, parallel) for _ in range(config.layers)])
+        layers = [make_layer(config, n, parallel, expert_parallel, context) for n in range(config.layers)]
+        self.layers = ModuleList([*layers])
         self.final_layernorm = make_norm(config, parallel)
         output = self.output_layer = ColumnParallelLinear(config.hidden, config.vocab, parallel, bias=False)
         if config.tied_embeddings:
@@ -68,8 +92,10 @@ class MegatronGpt(LanguageModel):
 
     def make_rope(self, seq_len: int) -> None:
         """Angles of rotary positions, fp32 [S, 1, 1, D], which RotaryEmbedding keeps (its result is cached)."""
+        latent = self.config.latent
+        width = self.config.head_dim if latent is None else latent.rope_head_dim
         if self.config.rope != "none":
-            self.rope = F.empty((seq_len, 1, 1, self.config.head_dim), "fp32")
+            self.rope = F.empty((seq_len, 1, 1, width), "fp32")
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         positions = F.empty(targets.shape, "int64")

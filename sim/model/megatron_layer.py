@@ -14,7 +14,8 @@ from sim.model.calls import Tensor, active
 from sim.model.config import ModelConfig
 from sim.model.gpt import LayerNorm
 from sim.model.llama import FusedRMSNorm
-from sim.model.module import Module
+from sim.model.module import Module, Parameter
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import ColumnParallelLinear, RowParallelLinear, TensorParallel, norm_of_tokens
 
 
@@ -31,15 +32,20 @@ def norm_of_heads(width: int, parallel: TensorParallel) -> Module:
 
 
 class CoreAttention(Module):
-    """Attention over this rank's heads, q [S, B, A/t, D], k and v [S, B, K/t, D]; the result is [S, B, A/t * D]."""
+    """Attention over this rank's heads, q [S, B, A/t, D], k and v [S, B, K/t, D]; the result is [S, B, A/t * D].
 
-    def __init__(self, config: ModelConfig) -> None:
+    S are the tokens of one context-parallel rank.
+    """
+
+    def __init__(self, config: ModelConfig, context: ContextParallel) -> None:
         self.config = config
+        self.context = context
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         s, b, a, d = q.shape
-        if self.config.family == "llama":  # Transformer Engine wants q, k and v each in plain order
-            return F.fused_attention(q, k, v.contiguous()).view(s, b, a * d)
+        if self.config.family == "llama" or self.context.degree > 1:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+            return F.fused_attention(q, k, v, self.context).view(s, b, a * d)
         if self.config.attention != "unfused":
             return self._fused(q, k, v)
         q = q.view(s, b * a, d)
@@ -65,11 +71,11 @@ class CoreAttention(Module):
 class SelfAttention(Module):
     """The bias of the output projection is left to the caller. `rope`: angles [S, 1, 1, D], where positions are rotary."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel, context: ContextParallel) -> None:
         h, d = config.hidden, config.head_dim
         self.config = config
         self.groups = config.kv_heads // parallel.degree
-        self.core_attention: Module = CoreAttention(config)
+        self.core_attention: Module = CoreAttention(config, context)
         self.linear_proj = RowParallelLinear(config.heads * d, h, parallel, config.bias)
         width = (config.heads + 2 * config.kv_heads) * d
         self.linear_qkv = ColumnParallelLinear(h, width, parallel, config.bias or config.qkv_bias)
@@ -108,8 +114,8 @@ class SwiGlu(Module):
 class Mlp(Module):
     """The bias of the second projection is left to the caller."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
-        h, ffn, gated = config.hidden, config.ffn_hidden, config.activation == "silu"
+    def __init__(self, config: ModelConfig, parallel: TensorParallel, ffn_hidden: int | None = None) -> None:
+        h, ffn, gated = config.hidden, ffn_hidden or config.ffn_hidden, config.activation == "silu"
         self.config = config
         self.linear_fc1 = ColumnParallelLinear(h, 2 * ffn if gated else ffn, parallel, config.bias, skip_bias_add=True)
         self.activation_func: Module = SwiGlu() if gated else Gelu()
@@ -126,10 +132,9 @@ class Mlp(Module):
         return self.linear_fc2(x)
 
 
-def bias_dropout_add(x: Tensor, linear: RowParallelLinear, residual: Tensor, config: ModelConfig) -> Tensor:
+def bias_dropout_add(x: Tensor, bias: Parameter | None, residual: Tensor, config: ModelConfig) -> Tensor:
     """residual + dropout(x + bias of the layer that made x). Runs under enable_grad (bias_dropout_add_exec_handler), so
     that in a reentrant region's forward the dropout's mask is saved until the layer's result becomes the region's."""
-    bias = linear.bias if config.bias else None
     with active().enable_grad():
         if config.bias_dropout_fusion:
             return F.bias_dropout_add(x, bias, residual, config.dropout)
@@ -140,15 +145,20 @@ def bias_dropout_add(x: Tensor, linear: RowParallelLinear, residual: Tensor, con
 
 
 class TransformerLayer(Module):
-    """On S tokens, with sequence parallelism on S/t. `rope`: see SelfAttention."""
+    """On S tokens, with sequence parallelism on S/t. `rope`: see SelfAttention. `moe`: experts in the MLP's place."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
+    def __init__(
+        self, config: ModelConfig, parallel: TensorParallel, attention: Module, moe: Module | None = None
+    ) -> None:
         self.config = config
         self.input_layernorm = make_norm(config, parallel)
-        self.self_attention = SelfAttention(config, parallel)
+        self.self_attention = attention
         self.pre_mlp_layernorm = make_norm(config, parallel)
-        self.mlp = Mlp(config, parallel)
-        self.output_linears = (self.self_attention.linear_proj, self.mlp.linear_fc2)
+        self.mlp = Mlp(config, parallel) if moe is None else None
+        self.moe = moe
+        self.biases: tuple[Parameter | None, ...] = (None, None)
+        if config.bias and self.mlp is not None:
+            self.biases = (vars(self.self_attention)["linear_proj"].bias, self.mlp.linear_fc2.bias)
 
     def forward(self, x: Tensor, *rope: Tensor) -> Tensor:
         x = self._attend(x, *rope)
@@ -157,9 +167,13 @@ class TransformerLayer(Module):
     def _attend(self, x: Tensor, *rope: Tensor) -> Tensor:
         normed = self.input_layernorm(x)  # a local until the end
         branch = self.self_attention(normed, *rope)
-        return bias_dropout_add(branch, self.output_linears[0], x, self.config)
+        return bias_dropout_add(branch, self.biases[0], x, self.config)
 
     def _expand(self, x: Tensor) -> Tensor:
         normed = self.pre_mlp_layernorm(x)
-        branch = self.mlp(normed)
-        return bias_dropout_add(branch, self.output_linears[1], x, self.config)
+        branch = self.mlp(normed) if self.mlp is not None else self._experts(normed)
+        return bias_dropout_add(branch, self.biases[1], x, self.config)
+
+    def _experts(self, x: Tensor) -> Tensor:
+        assert self.moe is not None
+        return self.moe(x)

@@ -13,29 +13,40 @@ from sim.model.language_model import LanguageModel
 from sim.model.module import Parameter
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner, Phase, Program
+from sim.runtime.extend import NotPeriodic
 from sim.runtime.pipeline import PipelineRank, Stage, Wire
 from sim.runtime.recorder import Recorder
 from sim.runtime.schedules import stages_of
 from sim.runtime.tensor import Tensor
 from sim.runtime.train import TrainingRun, recorded, stampable
+from sim.runtime.unfold import unfold
 from sim.scenario.setup import Setup
 
 
 def record_pipeline(
-    setup: Setup, rank: int, steps: int = 2, fail_at: int | None = None, stamps: bool = True
+    setup: Setup, rank: int, steps: int = 2, fail_at: int | None = None, stamps: bool = True, folds: bool = True
 ) -> Program:
-    """Everything that pipeline rank `rank` issues in `steps` steps; it stands for its symmetric peers."""
+    """Everything that pipeline rank `rank` issues in `steps` steps; it stands for its symmetric peers.
+
+    `folds`: record the steady state's first periods only, and put the others in where they are alike (same program,
+    sooner).
+    """
     assert setup.pipeline is not None
-    run = PipelineTraining(setup, Recorder(fail_at), rank)
+    keeps = setup.checkpoint is not None and setup.checkpoint.keep_micro_batches  # some are not like the others
+    run = PipelineTraining(setup, Recorder(fail_at), rank, folds and fail_at is None and not keeps)
     buckets = setup.data is not None and setup.data.overlap and setup.data.degree > 1  # they know no layers
     alike = stampable(setup) and not setup.pipeline.splits_backward and not buckets
-    return recorded(run, steps, stamps and fail_at is None and alike)
+    program = recorded(run, steps, stamps and fail_at is None and alike)
+    try:
+        return unfold(program, run.pipeline.folded)
+    except NotPeriodic:
+        return record_pipeline(setup, rank, steps, fail_at, stamps, folds=False)
 
 
 class PipelineTraining(TrainingRun):
     """One rank's script. Tokens and targets of all micro-batches are loaded at once, on every rank."""
 
-    def __init__(self, setup: Setup, recorder: Recorder, rank: int) -> None:
+    def __init__(self, setup: Setup, recorder: Recorder, rank: int, folds: bool = False) -> None:
         assert setup.pipeline is not None
         numbers, models = build_stages(setup, rank)
         super().__init__(setup, recorder, models)
@@ -46,7 +57,7 @@ class PipelineTraining(TrainingRun):
         self.holds_last = last in numbers
         self.pipeline = PipelineRank(
             self.tape, setup.pipeline, setup.batch.accumulation, rank, stages, wire_of(setup, self.config),
-            setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0,
+            setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0, folds,
         )  # fmt: skip
 
     def step(self, number: int) -> None:
@@ -73,7 +84,7 @@ class PipelineTraining(TrainingRun):
     def micro_batch_of(self, loaded: ModelTensor | None) -> Tensor:
         """A view of one micro-batch's tokens or targets."""
         assert loaded is not None
-        return Tensor.of(loaded).alias((self.setup.batch.micro_batch, self.setup.batch.seq_len))
+        return Tensor.of(loaded).alias((self.setup.batch.micro_batch, self.setup.local_tokens))
 
     def _reduce_tied_gradient(self) -> None:
         """Embedding and head are one parameter on two ranks: both gradients are added up."""
@@ -145,12 +156,21 @@ def build_stages(setup: Setup, rank: int) -> tuple[list[int], list[LanguageModel
     numbers = stages_of(rank, pipeline.degree, pipeline.chunks, pipeline.folded)
     models = []
     for number in numbers:
-        model = build_model(replace(config, layers=pipeline.placement[number]), setup.tensor)
+        stage = stage_config(config, begins[number], pipeline.placement[number])
+        model = build_model(stage, setup.tensor, setup.expert, setup.context)
         model.become_stage(begins[number], number == 0, number == last)
         models.append(model)
     if config.tied_embeddings and last > 0 and numbers[0] == 0 and numbers[-1] == last:
         vars(models[-1])[models[-1].last_parts[-1]].weight = embedding_of(models[0])
     return numbers, models
+
+
+def stage_config(config: ModelConfig, first_layer: int, layers: int) -> ModelConfig:
+    """`layers` of the model from `first_layer` on; plain layers come before those with experts."""
+    experts = config.experts
+    if experts is not None:
+        experts = replace(experts, dense_layers=max(0, experts.dense_layers - first_layer))
+    return replace(config, layers=layers, experts=experts)
 
 
 def embedding_of(model: LanguageModel) -> Parameter | None:
@@ -169,7 +189,7 @@ def wire_of(setup: Setup, config: ModelConfig) -> Wire:
     """Hidden states [B, S, H], Megatron's [S, B, H] or its share of tokens, in the dtype of the residual stream."""
     batch, precision = setup.batch, setup.precision
     megatron = config.implementation == "megatron"
-    length = batch.seq_len // setup.tensor.degree if setup.tensor.splits_tokens else batch.seq_len
+    length = setup.local_tokens // setup.tensor.degree if setup.tensor.splits_tokens else setup.local_tokens
     tokens = (length, batch.micro_batch) if megatron else (batch.micro_batch, length)
     dtype = precision.parameters if setup.fsdp is None or precision.autocast else precision.compute
     return Wire((*tokens, config.hidden), dtype, kept=not megatron)

@@ -10,7 +10,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
-from sim.scenario.families import DdpSection
+from sim.scenario.context import ContextSection
+from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
+from sim.scenario.families import DdpSection, Fsdp1Section
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -37,6 +39,7 @@ from sim.scenario.kinds import (
     Tokens,
     Version,
 )
+from sim.scenario.lora import LoraSection
 from sim.scenario.offload import OffloadSection
 from sim.scenario.section import Section
 
@@ -131,8 +134,17 @@ class ModelSection(Section):
     loss_chunking: Literal["backward", "projection", "logits"] | None = None
     """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
     projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
+    experts: ExpertsSection | None = None
+    """Experts in the place of MLPs. Default: those of the preset or config.json."""
+    latent: LatentSection | None = None
+    """Multi-head latent attention. Default: that of the preset or config.json."""
     frozen: Names | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
+    input_gradients: bool | None = None
+    """The embedding's output is made to require a gradient although the embedding is frozen, as reentrant regions need
+    (enable_input_require_grads). Default: true with transformers and checkpointing, else false."""
+    lora: LoraSection | None = None
+    """Adapters; everything else is frozen. Default: null, all parameters are trained."""
 
 
 class ClusterSection(Section):
@@ -246,11 +258,17 @@ class ParallelSection(Section):
     """Fully sharded data parallelism (FSDP2). Default: null."""
     ddp: DdpSection | None = None
     """DistributedDataParallel. Default: null."""
+    fsdp1: Fsdp1Section | None = None
+    """FullyShardedDataParallel (FSDP1). Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""
     data: DataSection | None = None
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
+    context: ContextSection | None = None
+    """Context parallelism, for implementation megatron. Default: null."""
+    expert: ExpertParallelSection | None = None
+    """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None
     """Pipeline parallelism. Default: null."""
 

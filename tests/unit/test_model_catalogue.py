@@ -67,7 +67,7 @@ def test_shapes_add_up_to_the_published_number_of_parameters(name, published):
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_builds_in_every_implementation_of_its_family(name):
     shapes = preset_shapes(name)
-    for implementation in implementations_of(shapes["family"]):
+    for implementation in implementations_of(shapes["family"], shapes):
         config = preset(name, implementation)
         assert config.implementation == implementation
         assert config.heads % config.kv_heads == 0

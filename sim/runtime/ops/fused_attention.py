@@ -77,46 +77,55 @@ class FusedAttention(Op):
 
     @staticmethod
     def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return attend(tape, q, k, causal=True)
+        return attend(tape, q, k, causal=True, value_dim=v.shape[-1])
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        q, k = saved[:2]
-        result: Gradients = [*attend_back(tape, q, k, causal=True)]
+        q, k, v = saved[:3]
+        result: Gradients = [*attend_back(tape, q, k, causal=True, value_dim=v.shape[-1])]
         gradients.clear()
         return result
 
 
-def attend(tape: Tape, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """One kernel of q [S, B, A, D] over k (and v) [T, B, K, D]: out, log-sum-exp, random state."""
-    length, batch, heads, _ = q.shape
-    out = tape.empty(q.shape, q.dtype)
+def attend(
+    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None, past: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One kernel of q [S, B, A, D] over k (and v) [T, B, K, D]: out, log-sum-exp, random state.
+
+    `value_dim`: width of a value and of the result, where it is not D. `past`: keys before the first query.
+    """
+    length, batch, heads, head_dim = q.shape
+    out = tape.empty((*q.shape[:3], value_dim or head_dim), q.dtype)
     lse, rng = tape.empty((batch, heads, length), "fp32"), tape.empty((2,), "int64")
-    tape.recorder.attention("fused_attn_fwd", _work(q, k, causal, backward=False))
+    tape.recorder.attention("fused_attn_fwd", _work(q, k, causal, False, value_dim, past))
     return out, lse, rng
 
 
-def attend_back(tape: Tape, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def attend_back(
+    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None, past: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Its backward: dq, dk, dv in plain order, and the workspaces while it runs."""
     length, batch, heads, head_dim = q.shape
-    dq, dk, dv = tape.empty(q.shape, q.dtype), tape.empty(k.shape, k.dtype), tape.empty(k.shape, k.dtype)
+    dq, dk = tape.empty(q.shape, q.dtype), tape.empty(k.shape, k.dtype)
+    dv = tape.empty((*k.shape[:3], value_dim or head_dim), k.dtype)
     rows = batch * heads * scratch.round_up(length, 128)
     width = scratch.round_up(head_dim, 32 if head_dim <= 128 else 64)
     workspaces = [tape.empty((rows * size,), "fp32", owner=Owner.WORKSPACE) for size in (1, width)]
     if k.shape[2] != heads:  # dk and dv for all heads, summed down afterwards
         shape = (*k.shape[:2], heads, head_dim)
         workspaces += [tape.empty(shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)]
-    tape.recorder.attention("fused_attn_bwd", _work(q, k, causal, backward=True))
+    tape.recorder.attention("fused_attn_bwd", _work(q, k, causal, True, value_dim, past))
     for full in workspaces[2:]:
         tape.recorder.memory_bound("aten::sum", "reduce", full.bytes + k.bytes)
     return dq, dk, dv
 
 
-def _work(q: Tensor, k: Tensor, causal: bool, backward: bool) -> Attention:
+def _work(q: Tensor, k: Tensor, causal: bool, backward: bool, value_dim: int | None, past: int) -> Attention:
     length, batch, heads, head_dim = q.shape
     return Attention(
         batch=batch, heads=heads, kv_heads=k.shape[2], q_len=length, kv_len=k.shape[0], head_dim=head_dim,
-        causal=causal, backward=backward, dtype=q.dtype,
+        causal=causal, backward=backward, dtype=q.dtype, past=past,
+        value_head_dim=0 if value_dim in (None, head_dim) else value_dim or 0,
     )  # fmt: skip
 
 
@@ -128,8 +137,3 @@ def swiglu(tape: Tape, x: Tensor) -> Tensor:
 @rule("fused_rope")
 def fused_rope(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
     return tape.apply(FusedRope, (x, angles))
-
-
-@rule("fused_attention")
-def fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return tape.apply_tuple(FusedAttention, (q, k, v))[0]
