@@ -45,8 +45,10 @@ def test_bert_on_one_gpu(changes: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_bert_under_fsdp(form: str) -> None:
-    setup = setup_of(f"{text('dropout: 0.1', 8)}parallel: {{fsdp: {{degree: 8}}}}\ncheckpoint: {FORMS[form]}\n")
+@pytest.mark.parametrize("family", ["fsdp", "fsdp1", "ddp"])
+def test_bert_over_several_ranks(family: str, form: str) -> None:
+    parallel = f"parallel: {{{family}: {{degree: 8}}}}\n"
+    setup = setup_of(f"{text('dropout: 0.1', 8)}{parallel}checkpoint: {FORMS[form]}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 

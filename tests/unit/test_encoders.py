@@ -243,3 +243,9 @@ def test_weights_beside_a_result_are_refused(form):
     (problem,) = problems(f"{eager}checkpoint: {{{form}}}\n")
     assert (problem[1], problem[2].partition(":")[0]) == ("checkpoint", "attention")
     assert only(f"{VIT}checkpoint: {{{form}}}\n").checkpoint is not None
+
+
+@pytest.mark.parametrize("text", [BERT, VIT, T5])
+def test_experts_are_not_of_these_families(text):
+    changed = text.replace("preset:", "experts: {count: 8, top_k: 2}, preset:")
+    assert [path for _, path, _ in problems(changed)] == ["model.experts"]
