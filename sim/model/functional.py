@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.model.calls import Shape, Tensor, call, call_tuple
 from sim.model.module import Parameter
+from sim.model.shard.context import ContextParallel
 
 if TYPE_CHECKING:
     from sim.model.quantized import Nf4Weight
@@ -144,9 +145,10 @@ def fused_rope(x: Tensor, angles: Tensor) -> Tensor:
     return call("fused_rope", x, angles)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Transformer Engine's causal attention, q [S, B, A, D] over k and v [S, B, K, D]: [S, B, A, D]."""
-    return call("fused_attention", q, k, v)
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
+    """Transformer Engine's causal attention, q [S, B, A, D] over k and v [S, B, K, D] of all context-parallel ranks: as q.
+    All in plain order."""
+    return call("fused_attention", q, k, v, context.degree, context.kind)
 
 
 def causal_softmax(scores: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
-from sim.runtime.sharding.family import Family, make_family
+from sim.runtime.sharding.families import make_family
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
@@ -83,7 +83,7 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.models = models or [build_model(self.config, setup.tensor, setup.expert)]
+        self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
         self.slots = [named for model in self.models for named in model.named_parameters()]
@@ -100,7 +100,7 @@ class TrainingRun:
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
-        self.family: Family | None = None
+        self.family = make_family(self.tape, setup)
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -116,6 +116,8 @@ class TrainingRun:
             if setup.fsdp is not None:
                 communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
+            if self.family is not None:
+                self.family.wrap(model, blocks, outer)
             if offload is None:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
             elif offload.layers is not None:
@@ -125,8 +127,10 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
-        with tape.phase(Phase.INIT, Owner.GRADIENT):
-            self.family = make_family(tape, setup, self.parameters, self.tensors)
+        if self.family is not None:
+            buffers = [slot.tensor for _, slot in self.tensors if isinstance(slot, Buffer)]
+            with tape.phase(Phase.INIT, Owner.GRADIENT):
+                self.family.start(self.parameters, [buffer for buffer in buffers if isinstance(buffer, Tensor)])
         if setup.data is not None and self.trains:
             with tape.phase(Phase.INIT, Owner.GRADIENT):
                 self._make_main_gradients(setup.data)
@@ -147,11 +151,14 @@ class TrainingRun:
             self.optimizer = CpuAdamW(self.tape, shards, self.setup.precision.parameters, setup.variant, self.host)
         elif setup.in_backward:
             self.in_backward = InBackward(self.tape, self.parameters, setup)
+        elif self.family is not None:
+            self.optimizer = self.family.make_optimizer(self.parameters, setup)
         else:
             self.optimizer = make_optimizer(self.tape, self.parameters, setup)
 
     def _place_parameters(self) -> None:
         """One block per parameter and buffer, in the order of module.to."""
+        placed = self.family.place() if self.family is not None else None
         dtype = self.setup.precision.parameters
         units = (unit for communication in self.communications for unit in communication.units)
         sharded: dict[int, ShardedParameter] = {id(p.slot): p for unit in units for p in unit.group.parameters}
@@ -163,6 +170,8 @@ class TrainingRun:
             if isinstance(slot, Buffer):
                 slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
                 continue
+            if placed is not None:
+                continue
             shard = sharded.get(id(slot))
             if shard is not None and self._on_host:
                 self.host.take(shard.shard_elements * ITEM_BYTES[dtype])
@@ -173,7 +182,8 @@ class TrainingRun:
             slot.tensor = tensor
             if shard is not None:
                 shard.sharded = tensor
-        self.parameters = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
+        held = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
+        self.parameters = held if placed is None else placed
 
     def _make_main_gradients(self, data: DataParallel) -> None:
         """Megatron's gradient buffer, then its fp32 parameters."""
@@ -202,10 +212,10 @@ class TrainingRun:
                 self._place_rope(model)
             elif isinstance(model, MegatronGpt):
                 self.recorder.default_owner = int(Owner.OTHER)
-                model.make_rope(self.setup.batch.seq_len)
+                model.make_rope(self.setup.local_tokens)
 
     def _place_rope(self, model: TitanLlama) -> None:
-        config, seq_len = self.config, self.setup.batch.seq_len
+        config, seq_len = self.config, self.setup.local_tokens
         placeholder = None
         if not self._on_host:
             if config.rope == "complex":
@@ -289,6 +299,8 @@ class TrainingRun:
             optimizer.clip(self._norm_is_summed)
         elif isinstance(optimizer, CpuAdamW):
             optimizer.clip()
+        elif self.family is not None:
+            self.family.clip(optimizer.clipped)
         else:
             shard_ranks = self.setup.fsdp.degree if self.setup.fsdp is not None else 1
             clip_grad_norm(self.tape, optimizer.clipped, shard_ranks, self._norm_is_summed)
@@ -296,7 +308,7 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.batch.seq_len)
+        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.local_tokens)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")

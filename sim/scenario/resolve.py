@@ -36,6 +36,7 @@ from sim.scenario.consistency import (
     check_under_pipeline,
     check_version,
 )
+from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
 from sim.scenario.dump import dumped
 from sim.scenario.experts import check_experts, expert_mesh
@@ -63,6 +64,7 @@ from sim.scenario.setup import (
     DataParallel,
     Ddp,
     Fsdp,
+    Fsdp1,
     Host,
     Optimizer,
     Precision,
@@ -129,6 +131,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
         check_megatron_parallel(document, parallel, model, batch)
+        if parallel.context:
+            tensor = (parallel.tensor.degree, parallel.tensor.sequence_parallel) if parallel.tensor else (1, False)
+            check_context(document, parallel.context, model, batch.seq_len if batch else None, tensor)
         if model:
             check_experts(document, parallel, model)
         check_families(document, parallel, model, sections)
@@ -151,7 +156,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if offload and model and sections.whole("checkpoint"):
         check_offload(document, offload, checkpoint is not None, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
-        check_precision(document, precision, fsdp, cluster, model)
+        check_precision(document, precision, fsdp or parallel.fsdp1, cluster, model)
     if sections.whole("torch", "allocator"):
         check_allocator(document, sections.get("allocator"), sections.get("torch"))
     if document.problems or not (model and cluster and batch and mesh and precision):
@@ -166,7 +171,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         precision=_precision(precision, parallel),
         optimizer=_optimizer(sections.get("optimizer")),
         checkpoint=_checkpoint(checkpoint, model.layers),
-        fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
+        fsdp=_fsdp(parallel),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
@@ -175,9 +180,11 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         gemm_efficiency=sections.get("gemm_efficiency"),
         attention_kernel=sections.get("attention_kernel"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
+        context=resolve_context(parallel.context),
         expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
+        fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
     )
 
@@ -291,20 +298,23 @@ def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSecti
 
 
 def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Mesh | None:
-    """Dimensions, outermost first; the ranks of a tensor-parallel group lie side by side."""
+    """Dimensions, outermost first; the ranks of a tensor-parallel group lie side by side, those of a context-parallel
+    group next (Megatron's order tp-cp-dp-pp, torchtitan's pp, dp, cp, tp)."""
     fsdp, data, tensor, pipeline = parallel.fsdp, parallel.data, parallel.tensor, parallel.pipeline
     if parallel == ParallelSection() and cluster.gpus > 1:
         advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
         document.problem(("parallel",), advice, show=False)
         return None
     dimensions = [] if pipeline is None else [("pp", pipeline.degree)]
-    if fsdp is not None:
-        dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
-        dimensions.append(("fsdp", fsdp.degree))
+    if (sharded := fsdp or parallel.fsdp1) is not None:
+        dimensions += [("replicate", sharded.replicas)] if sharded.replicas > 1 else []
+        dimensions.append(("fsdp", sharded.degree))
     if parallel.ddp is not None:
         dimensions.append(("dp", parallel.ddp.degree))
     if data is not None and (data.degree > 1 or tensor is None):
         dimensions.append(("dp", data.degree))
+    if parallel.context is not None:
+        dimensions.append(("cp", parallel.context.degree))
     if tensor is not None:
         dimensions.append(("tp", tensor.degree))
     try:
@@ -312,7 +322,7 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
     except MeshError as error:
         document.problem(("parallel",), str(error), show=False)
         return None
-    if fsdp is not None or (parallel.expert is None and data is None and tensor is None):
+    if fsdp is not None or not (parallel.expert or parallel.context or data or tensor):
         return mesh
     experts = expert_mesh(document, parallel.expert, mesh, tensor.degree if tensor is not None else 1)
     return None if experts is None else replace(mesh, experts=experts)
@@ -321,7 +331,8 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
 def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precision:
     autocast = section.autocast
     if autocast is None:
-        autocast = parallel.fsdp is None and section.compute != section.parameters
+        alone = parallel.fsdp is None and parallel.fsdp1 is None
+        autocast = alone and section.compute != section.parameters
     return Precision(parameters=section.parameters, compute=section.compute, reduce=section.reduce, autocast=autocast)
 
 
@@ -343,10 +354,20 @@ def _region(section: RegionSection) -> Region:
 
 
 def _data(parallel: ParallelSection) -> DataParallel | None:
-    """Megatron's training loop: asked for, or what tensor parallelism without FSDP runs in."""
+    """Megatron's training loop: asked for, or what tensor or context parallelism without FSDP runs in."""
+    context = parallel.context.degree if parallel.context is not None else 1
     if parallel.data is not None:
-        return DataParallel(**parallel.data.model_dump())
-    return DataParallel() if parallel.tensor is not None and parallel.fsdp is None else None
+        fields = parallel.data.model_dump()
+        return DataParallel(**{**fields, "degree": parallel.data.degree * context})
+    loop = (parallel.tensor is not None or parallel.context is not None) and parallel.fsdp is None
+    return DataParallel(degree=context) if loop else None
+
+
+def _fsdp(parallel: ParallelSection) -> Fsdp | None:
+    if parallel.fsdp is None:
+        return None
+    context = parallel.context.degree if parallel.context is not None else 1
+    return Fsdp(**{**parallel.fsdp.model_dump(), "degree": parallel.fsdp.degree * context})
 
 
 def _host(section: HostSection) -> Host:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
-from sim.scenario.families import DdpSection
+from sim.scenario.families import DdpSection, Fsdp1Section
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -257,11 +258,15 @@ class ParallelSection(Section):
     """Fully sharded data parallelism (FSDP2). Default: null."""
     ddp: DdpSection | None = None
     """DistributedDataParallel. Default: null."""
+    fsdp1: Fsdp1Section | None = None
+    """FullyShardedDataParallel (FSDP1). Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""
     data: DataSection | None = None
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
+    context: ContextSection | None = None
+    """Context parallelism, for implementation megatron. Default: null."""
     expert: ExpertParallelSection | None = None
     """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None

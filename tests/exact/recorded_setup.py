@@ -10,7 +10,7 @@ from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, Lora, ModelConfig
-from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
+from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Fsdp1, Host, Offload, Optimizer, Precision, Region, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
@@ -47,7 +47,22 @@ def _families(meta: dict[str, Any]) -> dict[str, Any]:
             gradient_sync="every" if meta["sync_all"] else "last",
         )  # fmt: skip
         return {"ddp": ddp}
+    if meta.get("family") == "fsdp1":
+        replicas, degree = meta.get("hsdp") or (1, meta["world"])
+        fsdp1 = Fsdp1(
+            degree=degree, replicas=replicas, strategy=STRATEGIES[meta["strategy"]], use_orig_params=meta["orig"],
+            limit_all_gathers=meta["limit"], backward_prefetch=meta["bp"], forward_prefetch=meta["fp"],
+            wrap="checkpoint(fsdp)" if meta.get("wrap_outside") else "fsdp(checkpoint)",
+            gradient_sync="every" if meta["sync_all"] else "last", cast_forward_inputs=meta["cast_inputs"],
+        )  # fmt: skip
+        return {"fsdp1": fsdp1}
     return {}
+
+
+STRATEGIES: Any = {
+    "FULL_SHARD": "full_shard", "HYBRID_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op",
+    "_HYBRID_SHARD_ZERO2": "shard_grad_op", "NO_SHARD": "no_shard",
+}  # fmt: skip
 
 
 def _offload(meta: dict[str, Any]) -> Offload | None:
