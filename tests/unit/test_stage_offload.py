@@ -145,3 +145,14 @@ def test_what_does_not_fit_is_a_problem(old: str, new: str, more: str, path: str
     with pytest.raises(ScenarioError) as caught:
         load_text(scenario + more, "stages")
     assert any(p.path == path and text in p.text for p in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved, virtual: 2"])
+@pytest.mark.parametrize("rank", [0, 2, 3])
+def test_a_steady_state_that_is_recorded_once_is_what_recording_all_of_it_gives(rank: int, schedule: str) -> None:
+    text = TEXT.replace("accumulation: 8", "accumulation: 32").replace("layers: 8", "layers: 8")
+    setup = setup_of(half(0.4), text.replace("degree: 4}", f"degree: 4, schedule: {schedule}}}", 1))
+    folded, whole = (record_pipeline(setup, rank, 3, folds=folds) for folds in (True, False))
+    for column in ("row_kind", "row_stream", "row_argument", "mem_kind", "mem_handle", "mem_bytes", "mem_row", "owners"):
+        assert np.array_equal(getattr(folded, column), getattr(whole, column)), column
+    assert folded.copies == whole.copies
