@@ -154,7 +154,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
-        check_offload(document, offload, checkpoint is not None, model)
+        check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         if parallel.zero is not None:
             check_zero_precision(document, precision)
