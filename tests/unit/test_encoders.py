@@ -146,7 +146,9 @@ def test_a_decoder_in_the_config_is_warned_of(tmp_path):
 
 def test_an_encoder_is_not_cut_into_stages():
     text = BERT.replace("gpus_per_node: 1", "gpus_per_node: 2") + "parallel: {pipeline: {degree: 2}}\n"
-    assert (4, "parallel.pipeline", "models of the bert family are not cut into stages") in problems(text)
+    assert (4, "parallel.pipeline", "transformers's models of the bert family are not cut into stages") in problems(
+        text
+    )
 
 
 def test_an_encoder_has_learned_positions():
