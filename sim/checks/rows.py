@@ -17,12 +17,14 @@ from sim.checks.software import Software, software_of
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
 from sim.model.catalogue import implementations_of, preset_names, preset_shapes
+from sim.model.config import Family
 
 Sections = dict[str, Any]
 
 SELECTIVE = ["attention", "every_second_matmul"]
-GENERIC_PRESET = {"llama": "llama-2-7b", "gpt": "gpt2-small"}
-DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200}
+GENERIC_PRESET = {"llama": "llama-2-7b", "gpt": "gpt2-small", "bert": "bert-large"}
+FAMILIES: dict[str, Family] = {"llama": "llama", "gpt": "gpt", "bert": "bert"}
+DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200, "bert": 30522}
 
 GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"gh200", "gh200-96gb", None),
@@ -161,7 +163,9 @@ def gpu_of(facts: Facts) -> tuple[str, str | None]:
 
 
 def family_of(facts: Facts) -> str | None:
-    """llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    """bert by its name; llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    if facts.says("model_name", r"\bbert\b"):
+        return "bert"
     if facts.says("mlp_type", "swiglu|silu|gated"):
         return "llama"
     if facts.says("mlp_type", "gelu"):
@@ -191,13 +195,13 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
             section["vocab"] = DEFAULT_VOCAB[family]
             assumptions.append(f"vocabulary {DEFAULT_VOCAB[family]}")
         if facts.ffn_hidden is None and facts.hidden is not None:
-            section["ffn_hidden"] = 4 * facts.hidden if family == "gpt" else -(-facts.hidden * 8 // 3 // 256) * 256
+            section["ffn_hidden"] = 4 * facts.hidden if family != "llama" else -(-facts.hidden * 8 // 3 // 256) * 256
             assumptions.append(f"ffn_hidden {section['ffn_hidden']}")
     section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
-    if family == "gpt":
+    if family != "llama":
         section["max_positions"] = facts.seq_len
     code = software.llama if family == "llama" else software.gpt
-    known = implementations_of("llama" if family == "llama" else "gpt")
+    known = implementations_of(FAMILIES[family])
     section["implementation"] = code if code in known else known[0]
     if code not in known:
         assumptions.append(f"{known[0]}'s code stands for {code}'s")

@@ -8,6 +8,7 @@ from sim.model.experts import ExpertParallel
 from sim.model.gpt import Gpt
 from sim.model.language_model import Embedding, LanguageModel
 from sim.model.llama import TitanLlama
+from sim.model.megatron_bert import MegatronBert
 from sim.model.megatron_gpt import MegatronGpt
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import TensorParallel
@@ -29,7 +30,7 @@ def build_model(
     """
     if config.implementation == "megatron":
         parts = parallel or TensorParallel(), expert_parallel or ExpertParallel(), context or ContextParallel()
-        return MegatronGpt(config, *parts)
+        return (MegatronBert if config.family == "bert" else MegatronGpt)(config, *parts)
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")
     if context is not None and context.degree > 1:

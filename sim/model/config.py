@@ -77,8 +77,9 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
-    head: Literal["language_model", "classification"] = "language_model"
-    """What comes out: scores over the vocabulary for every token, or over `classes` for every sequence."""
+    head: Literal["language_model", "classification", "pretraining"] = "language_model"
+    """What comes out: scores over the vocabulary for every token, over `classes` for every sequence, or the first with
+    those of the order of two sentences (Megatron's BERT)."""
     classes: int = 0
     token_types: int = 0
     """Rows of the table of token types (BERT)."""

@@ -26,10 +26,10 @@ def encoder_flops(config: ModelConfig, seq_len: int, target_len: int) -> int:
 def _tokens(config: ModelConfig, name: str, seq_len: int, target_len: int) -> int:
     """Tokens that a weight works on: a table that is only looked up on none, a classifier on one; keys and values of
     attention across stacks on the source."""
-    if name.startswith(("classifier.", "pooler.")):
+    if name.startswith(("classifier.", "pooler.", "binary_head.")):
         return 1
     if name.endswith("word_embeddings.weight"):
-        return seq_len if config.tied_embeddings and config.head == "language_model" else 0
+        return seq_len if config.tied_embeddings and config.head != "classification" else 0
     if name.startswith("decoder.") and ".EncDecAttention.k." not in name and ".EncDecAttention.v." not in name:
         return target_len
     return target_len if name.startswith(("shared.", "lm_head.")) else seq_len

@@ -22,6 +22,20 @@ DEFAULTS: dict[tuple[Family, Implementation], Fields] = {
         "logits": "keep_dtype",
         "keep_logits": True,
     },
+    ("bert", "megatron"): {
+        "norm": "layer_norm",
+        "rope": "none",
+        "bias": True,
+        "tied_embeddings": True,
+        "activation": "gelu",
+        "dropout": 0.1,
+        "token_types": 2,
+        "head": "pretraining",
+        "attention": "unfused",
+        "bias_gelu_fusion": True,
+        "bias_dropout_fusion": True,
+        "logits": "loss_upcast",
+    },
     ("t5", "transformers"): {
         "norm": "manual",
         "rope": "relative",
@@ -63,7 +77,13 @@ _LAYER_NORM: dict[str, tuple[Any, ...]] = {
     "attention": ("sdpa", "math", "unfused"),
 }
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
-    ("bert", "transformers"): _COMMON | _LAYER_NORM | {"qkv_bias": (False,)},
+    ("bert", "transformers"): _COMMON
+    | _LAYER_NORM
+    | {"qkv_bias": (False,), "head": ("language_model", "classification")},
+    ("bert", "megatron"): _COMMON
+    | _LAYER_NORM
+    | {"qkv_bias": (False,), "head": ("pretraining",), "logits": ("loss_upcast",)}
+    | {"bias_gelu_fusion": (False, True), "bias_dropout_fusion": (False, True)},
     ("t5", "transformers"): _COMMON
     | {
         "norm": ("manual",),
@@ -109,6 +129,7 @@ def check_own_fields(values: Fields) -> list[tuple[str, str]]:
             faults.append((field, f"is of {' and '.join(families)} models; {family} has no such field"))
     if family not in ENCODERS:
         return faults
+    faults += [(field, f"is not of {family} models") for field in ("experts", "latent") if values.get(field) is not None]
     image, patch = values.get("image_size", 0), values.get("patch_size", 0)
     if family == "vit" and (not image or not patch or image % patch):
         faults.append(("patch_size", f"must divide image_size ({image})"))

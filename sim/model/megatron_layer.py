@@ -64,7 +64,8 @@ class CoreAttention(Module):
         s, b, a, d = q.shape
         q, k, v = (x.transpose(0, 1).transpose(1, 2) for x in (q, k, v))
         kernel = "math" if self.config.attention == "math" else "sdpa"
-        context = F.attention(q, k, v, dropout_p=self.config.dropout, kernel=kernel)
+        causal = self.config.family != "bert"
+        context = F.attention(q, k, v, dropout_p=self.config.dropout, kernel=kernel, causal=causal)
         return context.transpose(1, 2).transpose(0, 1).contiguous().view(s, b, a * d)
 
 

@@ -37,6 +37,7 @@ PARTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     },
     ("gpt", "transformers"): {"attention": ("attn",), "mlp": ("mlp",), "norm": ("ln_1", "ln_2")},
     ("gpt", "megatron"): MEGATRON_PARTS,
+    ("bert", "megatron"): MEGATRON_PARTS,
     ("llama", "megatron"): MEGATRON_PARTS | MEGATRON_EXPERTS,
 }
 """Dotted names of modules below a layer, where it has them. nanoGPT's block, as recorded, is one function: it has no parts."""
@@ -48,6 +49,7 @@ CONSUMERS: dict[tuple[str, str], dict[str, tuple[tuple[str, str], ...]]] = {
     ("gpt", "transformers"): {"norm": (("ln_1", "attn"), ("ln_2", "mlp"))},
     ("vit", "transformers"): {"norm": (("layernorm_before", "attention"), ("layernorm_after", "mlp"))},
     ("gpt", "megatron"): MEGATRON_CONSUMERS,
+    ("bert", "megatron"): MEGATRON_CONSUMERS,
     ("llama", "megatron"): MEGATRON_CONSUMERS,
 }
 """Parts whose output may be discarded after the module that reads it has run: (part, reader), dotted below a layer."""

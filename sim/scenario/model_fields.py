@@ -17,9 +17,9 @@ class EncoderFields(Section):
     """ViT: pixels of a side of the square images, which have three colours."""
     patch_size: Count | None = None
     """ViT: pixels of a side of a patch; must divide `image_size`. An image has (image_size / patch_size)^2 + 1 tokens."""
-    head: Literal["language_model", "classification"] | None = None
+    head: Literal["language_model", "classification", "pretraining"] | None = None
     """BERT: scores of every token over the vocabulary (masked language model, the default), or pooler and classifier over
-    the first token."""
+    the first token; with implementation megatron pretraining, both (the order of two sentences)."""
     classes: Count | None = None
     """Of a classification head. Default for ViT: 1000."""
     token_types: Count | None = None

@@ -7,6 +7,7 @@ import pytest
 from sim.model.calls import interpret
 from sim.runtime.recorder import Recorder
 from sim.runtime.train import TrainingRun, record_training
+from sim.runtime.train_pipeline import record_pipeline
 from tests.exact.test_stamps import assert_equal, setup_of
 
 BERT = """
@@ -96,3 +97,25 @@ def test_layers_of_bert_are_stamped() -> None:
         run.step(0)
     assert any(t.forward is not None and t.backwards for t in run.tape.templates.values())
     run.finish()
+
+
+MEGATRON = """
+model: {preset: bert-base, implementation: megatron, layers: 8, hidden: 256, ffn_hidden: 512, heads: 4, vocab: 1024}
+cluster: {gpu: a100, gpus_per_node: 4}
+batch: {micro_batch: 2, seq_len: 128, accumulation: 4}
+precision: {parameters: bf16, compute: bf16}
+"""
+MEGATRON_FORMS = ["null", "{reentrant: true}", "{inside: core_attention, reentrant: true}", "{discard: norm}"]
+
+
+@pytest.mark.parametrize("form", MEGATRON_FORMS)
+def test_megatrons_bert(form: str) -> None:
+    setup = setup_of(f"{MEGATRON}parallel: {{tensor: {{degree: 2}}, data: {{degree: 2}}}}\ncheckpoint: {form}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
+@pytest.mark.parametrize("schedule", ["{degree: 2}", "{degree: 2, schedule: interleaved, virtual: 2}"])
+def test_megatrons_bert_in_stages(schedule: str) -> None:
+    setup = setup_of(f"{MEGATRON}parallel: {{tensor: {{degree: 2}}, pipeline: {schedule}}}\n")
+    for rank in range(2):
+        assert_equal(record_pipeline(setup, rank, 3, stamps=True), record_pipeline(setup, rank, 3, stamps=False))

@@ -146,7 +146,9 @@ def test_a_decoder_in_the_config_is_warned_of(tmp_path):
 
 def test_an_encoder_is_not_cut_into_stages():
     text = BERT.replace("gpus_per_node: 1", "gpus_per_node: 2") + "parallel: {pipeline: {degree: 2}}\n"
-    assert (4, "parallel.pipeline", "models of the bert family are not cut into stages") in problems(text)
+    assert (4, "parallel.pipeline", "transformers's models of the bert family are not cut into stages") in problems(
+        text
+    )
 
 
 def test_an_encoder_has_learned_positions():
@@ -249,3 +251,27 @@ def test_weights_beside_a_result_are_refused(form):
 def test_experts_are_not_of_these_families(text):
     changed = text.replace("preset:", "experts: {count: 8, top_k: 2}, preset:")
     assert [path for _, path, _ in problems(changed)] == ["model.experts"]
+
+
+MEGATRON = """\
+model:     {preset: bert-large, implementation: megatron, vocab: 30592}
+cluster:   {gpu: a100, gpus_per_node: 8}
+batch:     {micro_batch: 4, seq_len: 512}
+precision: {parameters: bf16, compute: bf16}
+parallel:  {tensor: {degree: 2}, data: {degree: 4}}
+"""
+
+
+def test_megatrons_bert_has_the_heads_of_both_tasks():
+    model = only(MEGATRON).model
+    h = 1024
+    layer = 12 * h * h + 13 * h
+    heads = 2 * (h * h + h) + 2 * h + 30592 + 2 * h + 2
+    assert (model.head, model.token_types) == ("pretraining", 2)
+    assert parameter_count(model) == 24 * layer + (30592 + 512 + 2) * h + 2 * h + heads
+
+
+def test_megatrons_bert_splits_no_tokens():
+    text = MEGATRON.replace("tensor: {degree: 2}", "tensor: {degree: 2, sequence_parallel: true}")
+    assert [path for _, path, _ in problems(text)] == ["parallel.tensor.sequence_parallel"]
+    assert [path for _, path, _ in problems(MEGATRON.replace("vocab", "head: language_model, vocab"))] == ["model.head"]

@@ -43,6 +43,19 @@ def test_a_known_name_brings_what_its_code_has() -> None:
     assert document(model_name="no such name")["model"]["preset"] == "llama-2-7b"
 
 
+def test_bert_is_told_by_its_name() -> None:
+    golden = {
+        "source": "Megatron-LM functional-test golden values",
+        "model_name": "bert:bert_mcore_tp2",
+        "mlp_type": "",
+    }
+    golden |= {"tp": "2", "dp": "4", "fsdp_or_zero": "none", "kv_heads": "", "vocab": "", "attention": "standard"}
+    model = document(**golden)["model"]
+    assert (model["preset"], model["implementation"], model["max_positions"]) == ("bert-large", "megatron", 256)
+    assert model["vocab"] == 30720  # 30,522 in multiples of 128 x tp
+    assert "no decoder" in reason(**golden | {"model_name": "t5:t5_mcore_tp2"})
+
+
 def test_blanks_take_stated_defaults_and_say_so() -> None:
     text = assumed(vocab="", ffn_hidden="", precision="", recompute="", global_batch="", fsdp_or_zero="")
     for word in (
@@ -170,7 +183,7 @@ def test_compiled_rows_are_scored_with_the_assumption_said() -> None:
         ({"offload": "optimizer"}, "offload of states"),
         ({"offload": "activations ratio 0.40"}, "offload of activations"),
         ({"model_name": "Qwen3-30B-A3B"}, "experts"),
-        ({"model_name": "BERT 24L"}, "no decoder"),
+        ({"model_name": "T5 24L"}, "no decoder"),
         ({"model_name": "Llama 8B LoRA"}, "adapters"),
         ({"notes": "paged 8-bit Adam"}, "optimizer other than AdamW"),
         ({"recompute": "partial: memory budget 0.5"}, "by a memory budget"),
