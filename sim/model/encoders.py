@@ -129,7 +129,9 @@ def check_own_fields(values: Fields) -> list[tuple[str, str]]:
             faults.append((field, f"is of {' and '.join(families)} models; {family} has no such field"))
     if family not in ENCODERS:
         return faults
-    faults += [(field, f"is not of {family} models") for field in ("experts", "latent") if values.get(field) is not None]
+    faults += [
+        (field, f"is not of {family} models") for field in ("experts", "latent") if values.get(field) is not None
+    ]
     image, patch = values.get("image_size", 0), values.get("patch_size", 0)
     if family == "vit" and (not image or not patch or image % patch):
         faults.append(("patch_size", f"must divide image_size ({image})"))
