@@ -21,6 +21,8 @@ from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
+from sim.scenario.compile_section import CompileSection
+from sim.scenario.compiling import check_compile, resolve_compile
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
@@ -130,6 +132,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
         check_offload(document, offload, checkpoint is not None, model)
+    compiled: CompileSection | None = sections.get("compile")
+    if compiled is not None and model and sections.whole("checkpoint", "parallel"):
+        check_compile(document, model, cluster, precision, checkpoint, fsdp, pipeline, offload)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         check_precision(document, precision, fsdp, cluster, model)
     if sections.whole("torch", "allocator"):
@@ -157,6 +162,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
         data=_data(parallel),
         offload=resolve_offload(offload, model.layers),
+        compile=resolve_compile(compiled),
     )
 
 

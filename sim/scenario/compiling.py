@@ -1,0 +1,63 @@
+"""What can be compiled, and what the section `compile` means."""
+
+from __future__ import annotations
+
+from sim.hardware.catalogue import Cluster
+from sim.model.config import ChainConfig, ModelConfig
+from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.compile_section import CompileSection
+from sim.scenario.document import Document
+from sim.scenario.offload import OffloadSection
+from sim.scenario.schema import FsdpSection, PipelineSection, PrecisionSection
+from sim.scenario.setup import SPLITS_BACKWARD, Compile
+
+FLASH_FROM = (8, 0)
+"""Compute capability from which flash attention runs."""
+NOT_COMPILED = ("segment", "sequential", "nested", "boundaries", "inside", "discard", "reentrant", "keep_micro_batches")
+"""Settings of checkpoint that are modelled in eager mode only."""
+
+
+def check_compile(
+    document: Document,
+    model: ModelConfig | ChainConfig,
+    cluster: Cluster | None,
+    precision: PrecisionSection | None,
+    checkpoint: CheckpointSection | None,
+    fsdp: FsdpSection | None,
+    pipeline: PipelineSection | None,
+    offload: OffloadSection | None,
+) -> None:
+    """Whole blocks with flash attention; what wraps parts of a block, or several, is modelled in eager mode only."""
+    path = ("compile",)
+    if isinstance(model, ChainConfig):
+        document.problem(path, "a chain has no operators to compile", show=False)
+        return
+    if model.implementation == "megatron":
+        document.problem(path, "Megatron's layers are fused by hand, and not modelled compiled", show=False)
+        return
+    if model.attention != "sdpa" or model.head_dim % 8:
+        what = f"attention: {model.attention}" if model.attention != "sdpa" else f"heads of {model.head_dim}"
+        document.problem(path, f"blocks are modelled compiled with flash attention only, not with {what}", show=False)
+    if precision is not None and precision.compute == "fp32":
+        document.problem(path, "blocks are modelled compiled in 16 bit only, not with compute: fp32", show=False)
+    if cluster is not None and cluster.gpu.compute_capability < FLASH_FROM:
+        document.problem(path, f"Inductor and flash attention need compute capability 8.0: not {cluster.gpu.title}")
+    for name in NOT_COMPILED if checkpoint is not None else ():
+        if getattr(checkpoint, name) != CheckpointSection.model_fields[name].default:
+            document.problem(("checkpoint", name), "with compile, whole layers are checkpointed: every, first, save")
+    for choice in checkpoint.layers if checkpoint is not None else ():
+        if choice is not None and (choice.inside or choice.discard or choice.reentrant):
+            document.problem(("checkpoint", "layers"), "with compile, a layer is checkpointed as a whole", show=False)
+            break
+    if fsdp is not None and fsdp.wrap != "fsdp(checkpoint)":
+        document.problem(("parallel", "fsdp", "wrap"), "with compile, FSDP is outside: its hooks are not compiled")
+    if pipeline is not None and pipeline.schedule in SPLITS_BACKWARD:
+        message = "splits backward, which a compiled block runs as one function: use 1f1b or interleaved"
+        document.problem(("parallel", "pipeline", "schedule"), message)
+    if offload is not None:
+        document.problem(("offload",), "is modelled in eager mode only, not with compile", show=False)
+
+
+def resolve_compile(section: CompileSection | None) -> Compile | None:
+    """What the section means."""
+    return None if section is None else Compile()
