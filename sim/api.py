@@ -12,11 +12,12 @@ from sim.engine.deadlock import DeadlockError, with_transfers_named
 from sim.engine.memory import MemoryPlay, play_memory
 from sim.engine.play import play
 from sim.engine.steady import Cycle, find_cycle
+from sim.engine.stream_clock import StreamClock
 from sim.model.config import ChainConfig
-from sim.program.program import Owner, Program
-from sim.runtime.extend import RECORDED_STEPS, NotPeriodic, cut, extend
+from sim.program.program import Mem, Owner, Program
+from sim.runtime.extend import NotPeriodic, cut, extend
 from sim.runtime.lower import HostCall, lower
-from sim.runtime.record import record
+from sim.runtime.record import record, steps_to_record
 from sim.runtime.schedules import in_flight, order, stages_of
 from sim.scenario import load_scenario
 from sim.scenario.setup import Scenario, Setup
@@ -188,6 +189,8 @@ def simulate(scenario: Scenario | str | Path, progress: Callable[[str], None] | 
 def simulate_setup(setup: Setup) -> Outcome:
     """Play one strategy."""
     programs, on_device, cycle = settle(setup)
+    if any((program.mem_kind == Mem.RECORD_STREAM).any() for program in programs):
+        on_device = wait_for_streams(setup, programs, on_device)
     memories = [fit_memory(setup, memory) for memory in on_device]
     fits = all(memory.out_of_memory is None for memory in on_device)
     lanes = play_time(setup, programs, [memory for memory, _ in memories]) if fits else [None] * len(programs)
@@ -222,9 +225,9 @@ def simulate_setup(setup: Setup) -> Outcome:
 
 def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
     """Programs and memory on the device of every rank, as far as a whole steady cycle; or until memory runs out."""
-    recorded = [record(setup, RECORDED_STEPS, rank=rank) for rank in range(setup.stages)]
+    recorded = [record(setup, steps_to_record(setup), rank=rank) for rank in range(setup.stages)]
     plays = [device_play(setup) for _ in recorded]
-    for steps in range(RECORDED_STEPS, MOST_STEPS + 1):
+    for steps in range(steps_to_record(setup), MOST_STEPS + 1):
         programs = _extended(setup, recorded, steps)
         memories = [play.play(program) for play, program in zip(plays, programs)]
         if any(memory.out_of_memory is not None for memory in memories):
@@ -234,6 +237,13 @@ def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
             programs = [cut(program, cycle.steps) for program in programs]
             return programs, [memory.until(program) for memory, program in zip(memories, programs)], cycle
     return programs, memories, Cycle(1, MOST_STEPS - 1, settled=False)
+
+
+def wait_for_streams(setup: Setup, programs: list[Program], on_device: list[MemoryTimeline]) -> list[MemoryTimeline]:
+    """Memory again, now that a first play tells when streams are through with what others free (record_stream)."""
+    unlimited = [fit_memory(setup, memory)[1] for memory in on_device]
+    clocks = [StreamClock(lanes) for lanes in play_time(setup, programs, unlimited)]
+    return [device_play(setup, clock).play(program) for clock, program in zip(clocks, programs)]
 
 
 def _extended(setup: Setup, recorded: list[Program], steps: int) -> list[Program]:
@@ -298,11 +308,15 @@ def device_memory(setup: Setup, program: Program) -> MemoryTimeline:
     return device_play(setup).play(program)
 
 
-def device_play(setup: Setup) -> MemoryPlay:
+def device_play(setup: Setup, clock: StreamClock | None = None) -> MemoryPlay:
     """Nothing played yet on a rank's device: what is left of it for the driver to give."""
+    return MemoryPlay(setup.allocator, *device_bytes(setup), setup.torch, clock)
+
+
+def device_bytes(setup: Setup) -> tuple[int, int]:
+    """Memory of a rank's device as the driver shows it, and how much of that it can give to the allocator."""
     total = setup.cluster.usable_memory_bytes
-    capacity = max(total - outside_bytes(setup), 0)
-    return MemoryPlay(setup.allocator, total, capacity, setup.torch)
+    return total, max(total - outside_bytes(setup), 0)
 
 
 def cost_model(setup: Setup) -> CostModel:

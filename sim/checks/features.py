@@ -51,7 +51,8 @@ class Feature:
 
 
 def _shared(facts: Facts, label: str) -> bool:
-    return (facts.dp or 1) > 1 and facts.says("fsdp_or_zero", label)
+    """Do several ranks reduce gradients together, and share states as the label says? Context-parallel ones do too."""
+    return (facts.dp or 1) * facts.cp > 1 and facts.says("fsdp_or_zero", label)
 
 
 def _experts(facts: Facts) -> bool:
@@ -96,9 +97,10 @@ FEATURES = (
     Feature(
         name="context parallelism",
         path="parallel.context",
-        needed=lambda f: f.cp > 1 or f.says("cp", "ulysses"),
+        needed=lambda f: f.cp > 1,
         value=lambda f: {"degree": f.cp},
     ),
+    Feature(name="Ulysses' all-to-all", path="parallel.context.all_to_all", needed=lambda f: f.says("cp", "ulysses")),
     Feature(
         name="replicated data parallelism",
         path="parallel.data",

@@ -154,6 +154,7 @@ SIMPLE: dict[str, Callable[[Outcome], float | None]] = {
     "exposed_communication_s": lambda run: run.time.exposed_communication_ns * 1e-9 if run.time else None,
     "all_gathers": lambda run: _collectives(run, "all_gather"),
     "reduce_scatters": lambda run: _collectives(run, "reduce_scatter"),
+    "all_reduces": lambda run: _collectives(run, "all_reduce"),
     "peak_allocated_gib": lambda run: run.steady.allocated_bytes / GIB,
     "peak_active_gib": lambda run: run.steady.active_bytes / GIB,
     "peak_reserved_gib": lambda run: run.steady.reserved_bytes / GIB,

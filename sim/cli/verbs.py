@@ -13,6 +13,8 @@ import typer
 from sim import __version__
 from sim.cli.cost import cost
 from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
+from sim.cli.explain import explain
+from sim.cli.interop import import_config
 
 if TYPE_CHECKING:
     from sim.report.summary import RunSummary
@@ -29,6 +31,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cost, name="cost")
+app.command()(explain)
+app.command("import")(import_config)
 
 
 @app.callback(invoke_without_command=True)
@@ -68,7 +72,7 @@ def run(
     """
     with answers_errors():
         from sim.api import load
-        from sim.report.files import strategy_folders, write_summary
+        from sim.report.files import strategy_folders, write_run
         from sim.report.read import with_earlier
         from sim.report.runner import Task, play_all
         from sim.report.summary import summarize_run
@@ -83,7 +87,7 @@ def run(
         summary = summarize_run(loaded, tuple(answer.summary for answer in play_all(tasks, jobs)))
         written = [folder for folder in folders if folder is not None]
         if written:
-            write_summary(written[0].parent, with_earlier(written[0].parent, summary, loaded))
+            write_run(written[0].parent, with_earlier(written[0].parent, summary, loaded), loaded.text)
         show(summary, as_json, written)
         raise typer.Exit(exit_code([strategy.fits for strategy in summary.strategies], strict))
 

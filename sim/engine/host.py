@@ -9,7 +9,8 @@ from simpy.events import Event
 
 from sim.engine.rendezvous import Rendezvous
 from sim.engine.stream import Stream
-from sim.program.world import BURST, DEVICE_SYNC, MEET, SYNC, RankProgram, World
+from sim.program.passage import Passage
+from sim.program.world import BURST, DEVICE_SYNC, PASSAGE, SYNC, Burst, RankProgram, World
 from sim.timeline.records import RowTime
 
 
@@ -28,7 +29,8 @@ class Host:
         streams: Sequence[Stream],
         rendezvous: Rendezvous,
     ) -> None:
-        self._env, self._bursts, self._queue_rows = env, world.bursts, world.queue_rows
+        self._env, self._queue_rows = env, world.queue_rows
+        self._several: dict[int, Sequence[Burst] | Sequence[Passage]] = {BURST: world.bursts, PASSAGE: world.passages}
         self._program, self._streams, self._rendezvous = program, streams, rendezvous
         self.at_row: int | None = None
         self.end_ns = 0.0
@@ -36,9 +38,9 @@ class Host:
 
     def run(self) -> Generator[Event, None, None]:
         """The process."""
-        env, bursts, streams, queue_rows, program = (
+        env, several, streams, queue_rows, program = (
             self._env,
-            self._bursts,
+            self._several,
             self._streams,
             self._queue_rows,
             self._program,
@@ -47,7 +49,7 @@ class Host:
         clock_ns = 0.0
         for row, (kind, to, argument, host_ns, scale) in enumerate(zip(*(column.tolist() for column in columns))):
             self.at_row = row
-            if kind > MEET:
+            if kind > PASSAGE:
                 start_ns, clock_ns = clock_ns, clock_ns + host_ns
                 if kind == SYNC:
                     clock_ns = max(clock_ns, (yield from self._until_fired(argument)))
@@ -56,13 +58,14 @@ class Host:
                 self.rows.append((row, start_ns, start_ns, clock_ns))
                 continue
             stream = streams[to]
-            launches = bursts[argument].size if kind == BURST else 1
+            template = several[kind][argument] if kind in several else None
+            launches = 1 if template is None else template.size
             if stream.pending + launches > queue_rows:
                 yield stream.drained(queue_rows - launches)
                 clock_ns = max(clock_ns, env.now)
-            if kind == BURST:
+            if template is not None:
                 stream.push((row, kind, argument, clock_ns, scale), launches)
-                clock_ns += bursts[argument].last_issue_ns
+                clock_ns += template.last_issue_ns
             else:
                 clock_ns += host_ns
                 stream.push((row, kind, argument, clock_ns, scale), 1)

@@ -26,8 +26,7 @@ def play(world: World, *, record_rates: bool = False) -> Played:
     gpus = [Gpu(fabric, world.levels) for _ in world.ranks]
     rendezvous = Rendezvous(env, world, fabric, gpus)
     streams = [
-        [Stream(env, world.bursts, rendezvous, gpu) for _ in range(program.streams)]
-        for program, gpu in zip(world.ranks, gpus)
+        [Stream(env, world, rendezvous, gpu) for _ in range(program.streams)] for program, gpu in zip(world.ranks, gpus)
     ]
     hosts = [Host(env, world, program, own, rendezvous) for program, own in zip(world.ranks, streams)]
     for host, own in zip(hosts, streams):
@@ -58,6 +57,7 @@ def _played(host: Host, streams: list[Stream]) -> RankPlayed:
     return RankPlayed(
         rows=[*host.rows, *(row for stream in streams for row in stream.rows)],
         pieces=[piece for stream in streams for piece in stream.pieces],
+        parts=[part for stream in streams for part in stream.parts],
         host_end_ns=host.end_ns,
         device_end_ns=max((stream.end_ns for stream in streams), default=0.0),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 from simpy import Environment
 from simpy.events import Event, Timeout
@@ -12,8 +12,9 @@ from sim.engine.alarm import Alarm
 from sim.engine.burst_math import position, position_starved, starved, work_done
 from sim.engine.gpu import Gpu
 from sim.engine.rendezvous import Rendezvous
-from sim.program.world import BURST, MEET, RECORD, WAIT, Burst
-from sim.timeline.records import Piece, RowTime
+from sim.program.passage import Passage, reached, run
+from sim.program.world import BURST, MEET, PASSAGE, RECORD, WAIT, Burst, World
+from sim.timeline.records import Part, Piece, RowTime
 
 Entry = tuple[int, int, int, float, float]
 """(row, kind, argument, issue_ns, scale) of a queued row; a burst carries its host's clock before the first launch."""
@@ -25,8 +26,9 @@ class Stream:
     `at_row` is the row being played, None while nothing is queued.
     """
 
-    def __init__(self, env: Environment, bursts: Sequence[Burst], rendezvous: Rendezvous, gpu: Gpu) -> None:
-        self._env, self._bursts, self._rendezvous, self._gpu = env, bursts, rendezvous, gpu
+    def __init__(self, env: Environment, world: World, rendezvous: Rendezvous, gpu: Gpu) -> None:
+        self._env, self._bursts, self._rendezvous, self._gpu = env, world.bursts, rendezvous, gpu
+        self._passages = world.passages
         self._queue: deque[Entry] = deque()
         self._alarm = Alarm(env)
         self._drain_to, self._drained = -1, Event(env)
@@ -35,6 +37,7 @@ class Stream:
         self.end_ns = 0.0
         self.rows: list[RowTime] = []
         self.pieces: list[Piece] = []
+        self.parts: list[Part] = []
 
     def push(self, entry: Entry, launches: int) -> None:
         """Queue a row. Its issue time may lie ahead of the run's clock, as the host's clock does."""
@@ -61,6 +64,10 @@ class Stream:
                 burst = bursts[argument]
                 launches = burst.size
                 yield from self._play(row, burst, issue_ns, scale)
+            elif kind == PASSAGE:
+                passage = self._passages[argument]
+                launches = passage.size
+                yield from self._pass(row, passage, issue_ns)
             else:
                 start_ns = env.now
                 if issue_ns > start_ns:
@@ -111,4 +118,31 @@ class Stream:
             else:
                 whole_ns = burst.duration_ns[level] * scale
                 kernel, fraction = position_starved(starts_ns, ends_ns, whole_ns, kernel, env.now)
+        gpu.end_burst(alarm)
+
+    def _pass(self, row: int, passage: Passage, base_ns: float) -> Generator[Event, None, None]:
+        """Sleep through a passage; at a change of the GPU's level go over to the timeline of the new one."""
+        env, gpu, alarm, parts, size = self._env, self._gpu, self._alarm, self.parts, passage.size
+        first_ns = base_ns + passage.issue_ns[1]
+        if first_ns > env.now:
+            yield Timeout(env, first_ns - env.now)
+        gpu.start_burst(alarm)
+        entry, left, starts, ends, earlier = 0, 1.0, [0.0] * size, [0.0] * size, len(parts)
+        while entry < size:
+            level = gpu.level
+            if not entry and left == 1.0:
+                del parts[earlier:]  # of a plan overthrown before anything had run
+            spans, follows, shift_ns = run(passage, level, base_ns, env.now, entry, left, starts, ends)
+            parts.append(Part(row, base_ns, level, follows, shift_ns, spans, left < 1.0))
+            end_ns = spans[-1][2] if follows == size else passage.timelines[level].end_ns[-1] + shift_ns
+            yield alarm.until(end_ns)
+            while alarm.rung and gpu.level == level:  # there and back in one instant
+                yield alarm.until(end_ns)
+            if not alarm.rung:
+                break
+            if follows < size:
+                timeline = passage.timelines[level]
+                starts[follows:] = (timeline.starts[follows:] + shift_ns).tolist()
+                ends[follows:] = (timeline.ends[follows:] + shift_ns).tolist()
+            entry, left = reached(passage, level, entry, left, starts, ends, env.now)
         gpu.end_burst(alarm)

@@ -30,11 +30,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """`dimensions` are (name, degree), outermost first, names such as pp, replicate, fsdp, cp, tp. Raises MeshError."""
+    """`dimensions` are (name, degree), outermost first, names such as pp, replicate, fsdp, cp, tp. Raises MeshError.
+
+    `experts`: the same ranks numbered for experts, whose groups cut across the others: pp, edp, ep, etp.
+    """
 
     dimensions: tuple[tuple[str, int], ...]
     gpus_per_node: int
     gpus: int
+    experts: Mesh | None = None
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.dimensions]
@@ -59,7 +63,12 @@ class Mesh:
 
     def degree(self, name: str) -> int:
         """Degree of a dimension; 1 for a dimension that the mesh lacks."""
-        return dict(self.dimensions).get(name, 1)
+        return dict(self._view((name,)).dimensions).get(name, 1)
+
+    def _view(self, names: tuple[str, ...]) -> Mesh:
+        """The numbering that has these dimensions."""
+        own = dict(self.dimensions)
+        return self.experts if self.experts is not None and any(name not in own for name in names) else self
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Coordinate of `rank` along every dimension. Raises IndexError outside 0..size-1."""
@@ -86,6 +95,7 @@ class Mesh:
 
     def span(self, *names: str, rank: int = 0) -> Span:
         """How the group of `rank` along the named dimensions lies on the nodes."""
-        ranks_by_node = Counter(member // self.gpus_per_node for member in self.group(rank, *names))
+        members = self._view(names).group(rank, *names)
+        ranks_by_node = Counter(member // self.gpus_per_node for member in members)
         counts = ranks_by_node.values()
         return Span(sum(counts), len(ranks_by_node), max(counts), len(set(counts)) == 1)

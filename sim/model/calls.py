@@ -115,8 +115,8 @@ class Tensor:
     def float(self) -> Tensor:
         return call("to", self, "fp32")
 
-    def split(self, size: int) -> tuple[Tensor, ...]:
-        """Equal parts of `size` along the last dimension."""
+    def split(self, size: int | tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Equal parts of `size` along the last dimension, or parts of these sizes."""
         return call_tuple("split", self, size)
 
     def chunk(self, chunks: int) -> tuple[Tensor, ...]:

@@ -6,8 +6,7 @@ Shapes come from `presets.yaml` or the user's config.json (`huggingface`); which
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from sim.model.config import Family, Implementation, ModelConfig
+from sim.model.expert_fields import check_nested, completed, merged, written_by
+from sim.model.faults import Fault, ModelError
 
 Fields = dict[str, Any]
 """Fields of ModelConfig by name, not yet complete."""
@@ -30,6 +31,8 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
         "logits": "loss_upcast",
         "keep_logits": True,
     },
+    ("llama", "megatron"): {"norm": "fused", "rope": "fused", "gqa": "sdpa", "logits": "loss_upcast"}
+    | {"bias_dropout_fusion": True},
     ("gpt", "nanogpt"): GPT_BLOCKS | {"activation": "gelu_tanh", "logits": "keep_dtype"},
     ("gpt", "transformers"): GPT_BLOCKS
     | {"activation": "gelu_new", "dropout": 0.1, "logits": "loss_upcast", "keep_logits": True},
@@ -68,11 +71,15 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
     ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",), "loss_chunks": (1,)},
+    ("llama", "megatron"): LLAMA_CODE
+    | {"norm": ("fused",), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
+    | {"logits": ("loss_upcast",), "loss_chunks": (1,), "bias_dropout_fusion": (True,)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
     ("gpt", "transformers"): GPT_CODE
     | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh"), "loss_chunks": (1,)},
     ("gpt", "megatron"): GPT_CODE
     | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)}
+    | {"input_gradients": (False,)}
     | dict.fromkeys(NO_FUSIONS, (False, True)),
 }
 """What each code can do instead; a field that is not named here takes any value."""
@@ -82,32 +89,15 @@ MOST, MOST_LAYERS = 10**9, 10_000
 """Limits that keep a slip of the keyboard from filling the memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing wrong with a model: the field to blame, its value, what is the matter, the names allowed (if any)."""
-
-    field: str
-    value: Any
-    message: str
-    allowed: tuple[str, ...] = ()
-
-
-class ModelError(ValueError):
-    """All faults of one model."""
-
-    def __init__(self, faults: Iterable[Fault]) -> None:
-        self.faults = tuple(faults)
-        super().__init__("; ".join(f"{fault.field}: {fault.message}" for fault in self.faults))
-
-
 def preset_names() -> tuple[str, ...]:
     """Names accepted as `preset`."""
     return tuple(_presets())
 
 
-def implementations_of(family: Family) -> tuple[Implementation, ...]:
-    """Whose code can be imitated for a family; the first is the default."""
-    return tuple(implementation for known, implementation in IMPLEMENTATIONS if known == family)
+def implementations_of(family: Family, shapes: Fields | None = None) -> tuple[Implementation, ...]:
+    """Whose code can be imitated for a family, or for shapes of it; the first is the default."""
+    known = tuple(implementation for known, implementation in IMPLEMENTATIONS if known == family)
+    return written_by(shapes or {}, known)
 
 
 def preset_shapes(name: str) -> Fields:
@@ -126,19 +116,21 @@ def build_model(
     `shapes` holds at least family, layers, hidden, heads, vocab, max_positions and ffn_hidden. head_dim follows
     hidden / heads unless the shapes or the overrides fix it; kv_heads follows heads likewise.
     """
-    family, overrides = shapes["family"], overrides or {}
-    known = implementations_of(family)
+    family, given = shapes["family"], merged(shapes, overrides or {})
+    known = implementations_of(family, given)
     faults = []
     if implementation is not None and implementation not in known:
-        faults = [Fault("implementation", implementation, f"no such code for the {family} family;", known)]
+        of = f"the {family} family" if known == implementations_of(family) else "experts or latent attention"
+        faults = [Fault("implementation", implementation, f"no such code for {of};", known)]
     code = next((code for code in known if code == implementation), known[0])
-    values = {**IMPLEMENTATIONS[family, code], **shapes, **overrides}
+    values = {**IMPLEMENTATIONS[family, code], **given}
     values.setdefault("kv_heads", values["heads"])
     faults += check_shapes(values) + check_choices(values, family, code)
+    faults = faults or check_nested(values, family)
     if faults:
         raise ModelError(faults)
     values.setdefault("head_dim", values["hidden"] // values["heads"])
-    return ModelConfig(**{**values, "name": name, "implementation": code})
+    return ModelConfig(**completed({**values, "name": name, "implementation": code}))
 
 
 def check_shapes(values: Fields) -> list[Fault]:
@@ -179,7 +171,7 @@ def check_choices(values: Fields, family: Family, code: Implementation) -> list[
 
 def overridable_fields() -> tuple[str, ...]:
     """Fields of ModelConfig that a scenario may set one by one."""
-    fixed = ("name", "family", "implementation")
+    fixed = ("name", "family", "implementation", "lora")  # adapters hang on the whole set-up
     return tuple(field.name for field in fields(ModelConfig) if field.name not in fixed)
 
 

@@ -5,8 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.model.experts import Experts, LatentAttention
+
 Family = Literal["llama", "gpt"]
 Implementation = Literal["torchtitan", "transformers", "nanogpt", "megatron"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Adapters of low rank on linear layers, beside which nothing is trained.
+
+    `targets`: names of sim.model.adapters. `dtype` of the adapters; None: that of the parameters.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+    dropout: float = 0.0
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +54,9 @@ class ModelConfig:
     activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new"] = "silu"
     norm: Literal["fused", "manual", "layer_norm"] = "fused"
     """fused: one RMSNorm kernel (F.rms_norm); manual: x.float() * rsqrt(...) op by op; layer_norm: GPT."""
-    rope: Literal["complex", "cos_sin", "half", "none"] = "complex"
-    """complex: view_as_complex in fp32; cos_sin: rotate-half in fp32; half: rotate-half in the model dtype (transformers)."""
+    rope: Literal["complex", "cos_sin", "half", "fused", "none"] = "complex"
+    """complex: view_as_complex in fp32; cos_sin: rotate-half in fp32; half: rotate-half in the model dtype (transformers);
+    fused: one kernel (Megatron)."""
     gqa: Literal["repeat", "sdpa"] = "repeat"
     """repeat: expand + reshape copies k and v to all heads; sdpa: enable_gqa, the kernel reads fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] = "sdpa"
@@ -58,8 +74,16 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
+    experts: Experts | None = None
+    """Experts in the place of MLPs. None: no experts."""
+    latent: LatentAttention | None = None
+    """Multi-head latent attention; `head_dim` is then a head's width without positions. None: queries, keys, values."""
     frozen: tuple[str, ...] = ()
     """Shell patterns of parameter names that need no gradient, e.g. "layers.[01].*"."""
+    input_gradients: bool = False
+    """The embedding's output is made to require a gradient, whatever is frozen (enable_input_require_grads)."""
+    lora: Lora | None = None
+    """Adapters; None: all parameters but the frozen ones are trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

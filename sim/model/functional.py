@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sim.model.calls import Shape, Tensor, call
+from sim.model.calls import Shape, Tensor, call, call_tuple
 from sim.model.module import Parameter
+from sim.model.shard.context import ContextParallel
 
 
 def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
@@ -124,6 +125,22 @@ def bias_dropout_add(x: Tensor, bias: Parameter | None, residual: Tensor, p: flo
     return call("bias_dropout_add", x, bias.tensor if bias is not None else None, residual, p)
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """Megatron's fused silu(gate) * value over x [..., 2 F], gate and value side by side: [..., F]; keeps x."""
+    return call("swiglu", x)
+
+
+def fused_rope(x: Tensor, angles: Tensor) -> Tensor:
+    """Transformer Engine's rotary positions in one kernel: x [S, B, heads, D] by angles [S, 1, 1, D], a new tensor."""
+    return call("fused_rope", x, angles)
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
+    """Transformer Engine's causal attention, q [S, B, A, D] over k and v [S, B, K, D] of all context-parallel ranks: as q.
+    All in plain order."""
+    return call("fused_attention", q, k, v, context.degree, context.kind)
+
+
 def causal_softmax(scores: Tensor) -> Tensor:
     """Megatron's fused scale, causal mask and softmax over scores [n, S, S], in their dtype."""
     return call("causal_softmax", scores)
@@ -157,6 +174,11 @@ def view_as_real(z: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean negative log likelihood of logits [N, V] at targets [N]."""
     return call("cross_entropy", logits, targets)
+
+
+def require_gradient(x: Tensor) -> Tensor:
+    """x.requires_grad_(True) on a tensor that has none."""
+    return call("require_gradient", x)
 
 
 def leaf(x: Tensor) -> Tensor:
@@ -213,3 +235,104 @@ def cumsum(x: Tensor) -> Tensor:
 def read_on_host() -> None:
     """A value is read from the device (.item(), bool(tensor)): the host waits for all that was launched."""
     call("read_on_host")
+
+
+def router_logits(x: Tensor, weight: Parameter, dtype: str | None) -> Tensor:
+    """Megatron's router: x [S, B, H] times weight [E, H] transposed, in `dtype` (None: x's)."""
+    return call("router_logits", x, weight.tensor, dtype)
+
+
+def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of the last dimension: values and indices."""
+    values, indices = call_tuple("top_k", x, k)
+    return values, indices
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return call("sigmoid", x)
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """x.gather(-1, indices)."""
+    return call("gather", x, indices)
+
+
+def scatter(x: Tensor, indices: Tensor, width: int) -> Tensor:
+    """zeros [..., width].scatter(-1, indices, x)."""
+    return call("scatter", x, indices, width)
+
+
+def sum_over(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """x.sum(dim, keepdim)."""
+    return call("sum_over", x, dim, keepdim)
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b."""
+    return call("divide", a, b)
+
+
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """x.masked_fill(mask, a number)."""
+    return call("masked_fill", x, mask)
+
+
+def masked_select(x: Tensor, mask: Tensor, count: int) -> Tensor:
+    """x.masked_select(mask), of which `count` entries are set: [count]."""
+    return call("masked_select", x, mask, count)
+
+
+def index_select(x: Tensor, indices: Tensor) -> Tensor:
+    """Rows of x [T, H] by indices [N]: [N, H]."""
+    return call("index_select", x, indices)
+
+
+def scatter_add(x: Tensor, indices: Tensor, rows: int) -> Tensor:
+    """zeros [rows, H].scatter_add_(0, indices [N], x [N, H])."""
+    return call("scatter_add", x, indices, rows)
+
+
+def permute(x: Tensor, weights: Tensor, chosen: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Transformer Engine's: a row of x [T, H] and of weights [T, E] for each of a token's experts, and the map back."""
+    out, permuted, places = call_tuple("permute", x, weights, chosen, rows)
+    return out, permuted, places
+
+
+def unpermute(x: Tensor, places: Tensor, tokens: int) -> Tensor:
+    """Sums of the rows of each token: [tokens, H]."""
+    return call("unpermute", x, places, tokens)
+
+
+def sort_chunks(x: Tensor, fused: bool) -> Tensor:
+    """Chunks of x's rows in another order, by one kernel or cut and joined."""
+    return call("sort_chunks", x, fused)
+
+
+def all_to_all(x: Tensor, rows: int, ranks: int) -> Tensor:
+    """Rows of x to the ranks of their experts; `rows` come back."""
+    return call("all_to_all", x, rows, ranks)
+
+
+def gather_rows(x: Tensor, ranks: int, group: str) -> Tensor:
+    """The rows of all ranks of a group; backward sums and scatters."""
+    return call("gather_rows", x, ranks, group)
+
+
+def scatter_rows(x: Tensor, ranks: int, group: str) -> Tensor:
+    """This rank's rows of the sum over a group; backward gathers."""
+    return call("scatter_rows", x, ranks, group)
+
+
+def grouped_linear(x: Tensor, weights: tuple[Parameter, ...], groups: tuple[tuple[int, int], ...]) -> Tensor:
+    """x [N, in] times each expert's weight [out, in] transposed; `groups`: (experts, rows of each) in order."""
+    return call("grouped_linear", x, tuple(weight.tensor for weight in weights), groups)
+
+
+def weighted_swiglu(x: Tensor, weights: Tensor) -> Tensor:
+    """silu(gate) * value * weight of x [N, 2 F] and weights [N, 1]: [N, F]."""
+    return call("weighted_swiglu", x, weights)
+
+
+def with_auxiliary_loss(x: Tensor, loss: Tensor) -> Tensor:
+    """x, whose backward starts that of a scalar loss too."""
+    return call("with_auxiliary_loss", x, loss)

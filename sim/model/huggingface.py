@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.model.catalogue import Fault, Fields, ModelError
+from sim.model.catalogue import Fields
 from sim.model.config import ModelConfig
+from sim.model.faults import Fault, ModelError
 
 LLAMA_KEYS = {
     "layers": "num_hidden_layers",

@@ -13,6 +13,7 @@ ROPES = {
     "complex": {"aten.mul"},
     "cos_sin": {"aten.neg", "aten.cat", "aten.mul"},
     "half": {"aten.neg", "aten.cat", "aten.mul"},
+    "fused": set[str](),
     "none": set[str](),
 }
 ACTIVATIONS = {
@@ -33,7 +34,8 @@ def block_operators(model: ModelConfig, compute: str) -> frozenset[str]:
     """
     found = {"aten.clone", "aten._to_copy"} | products(model) | NORMS[model.norm] | ROPES[model.rope]
     dropout = {"aten.native_dropout"} if model.dropout else set[str]()
-    if not (model.bias_gelu_fusion and model.bias):
+    fused = model.family == "llama" and model.implementation == "megatron"
+    if not fused and not (model.bias_gelu_fusion and model.bias):
         found |= ACTIVATIONS[model.activation]
     if not model.bias_dropout_fusion:
         found |= {"aten.add"} | dropout
@@ -41,7 +43,7 @@ def block_operators(model: ModelConfig, compute: str) -> frozenset[str]:
         found |= {"aten._safe_softmax", "aten.bmm", "aten.mul", "aten.add"} | dropout
     elif model.attention == "unfused":
         found |= {"aten.baddbmm", "aten.bmm"} | dropout
-    else:
+    elif not fused:
         found.add(EFFICIENT if compute == "fp32" else FLASH)
     return frozenset(found)
 

@@ -41,7 +41,8 @@ class Attention:
     """A fused attention kernel over q [batch, heads, q_len, head_dim] and k, v [batch, kv_heads, kv_len, head_dim].
 
     `generation` names the kernel family: "flash2", "flash3", "efficient". FLOPs count the causal half where `causal`,
-    as Dao et al. count them: 4 B H Sq Sk D forward (half if causal), 2.5 times that backward.
+    as Dao et al. count them: 4 B H Sq Sk D forward (half if causal), 2.5 times that backward. `value_head_dim`: where
+    values are not as wide as queries and keys; 0: they are.
     """
 
     batch: int
@@ -54,16 +55,25 @@ class Attention:
     backward: bool
     generation: str = "flash2"
     dtype: str = "bf16"
+    value_head_dim: int = 0
+    past: int = 0
+    """Keys before the first query's own, which every query sees; where `causal`."""
+
+    @property
+    def mean_head_dim(self) -> int:
+        """Over the products: one with keys and one with values forward, three and two backward."""
+        keys, values = (3, 2) if self.backward else (1, 1)
+        return (keys * self.head_dim + values * (self.value_head_dim or self.head_dim)) // (keys + values)
 
     @property
     def flops(self) -> int:
-        forward = 4 * self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
-        forward //= 2 if self.causal else 1
+        seen = self.q_len * (self.past + self.kv_len if self.causal else 2 * self.kv_len)
+        forward = 2 * self.batch * self.heads * seen * self.mean_head_dim
         return forward * 5 // 2 if self.backward else forward
 
     @property
     def bytes(self) -> int:
-        item, tokens = ITEM_BYTES[self.dtype], self.batch * self.head_dim
+        item, tokens = ITEM_BYTES[self.dtype], self.batch * self.mean_head_dim
         once = item * tokens * (2 * self.heads * self.q_len + 2 * self.kv_heads * self.kv_len)
         return once * 2 if self.backward else once
 
@@ -101,13 +111,14 @@ class Kernel:
     work: Work
 
 
-CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "ring_exchange"]
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective of one communicator. `bytes` is the FULL buffer S: gathered output (all-gather), input
-    (reduce-scatter), buffer (all-reduce). `group` names a mesh dimension, e.g. "fsdp"; its `size` counts ranks."""
+    (reduce-scatter), buffer (all-reduce); of a ring exchange what each rank sends to its neighbour. `group` names a mesh
+    dimension, e.g. "fsdp"; its `size` counts ranks."""
 
     kind: CollectiveKind
     bytes: int

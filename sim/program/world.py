@@ -3,6 +3,7 @@
     Burst        a template: kernels that a host launches back to back on one stream, shared by all its stamps
     Meeting      a copy (1 party), a send with its recv (2) or a collective (n): one transfer that its parties share
     RankProgram  the rows that one host thread issues, in order: one row per burst, not per kernel
+    Passage      a burst with transfers beside it on a stream that serves it alone (sim.program.passage)
     World        all of these; `validate` says everything that would keep it from being played
 
 Pure data: nothing here knows the clock. Letters: N kernels of a burst, L contention levels, R rows of a rank.
@@ -19,9 +20,10 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from sim.program.passage import Floats as Floats
+from sim.program.passage import Passage
 from sim.program.program import Ints
 
-Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Party = tuple[int, int]  # (rank, stream)
 
@@ -29,9 +31,9 @@ LAUNCH_QUEUE_ROWS = 1024  # launches that CUDA keeps pending per stream before a
 
 
 class RowKind(IntEnum):
-    """What a row asks for. `argument` is the burst, event or meeting number; HOST and DEVICE_SYNC have none.
+    """What a row asks for. `argument` is the burst, event, meeting or passage number; HOST and DEVICE_SYNC have none.
 
-    The first four go to a stream; the host alone lives through the others. SYNC waits for one event, DEVICE_SYNC until
+    The first five go to a stream; the host alone lives through the others. SYNC waits for one event, DEVICE_SYNC until
     every stream of the rank has finished all that was issued (cudaDeviceSynchronize; cudaFree implies it).
     """
 
@@ -39,13 +41,14 @@ class RowKind(IntEnum):
     RECORD = 1
     WAIT = 2
     MEET = 3
-    SYNC = 4
-    HOST = 5
-    DEVICE_SYNC = 6
+    PASSAGE = 4
+    SYNC = 5
+    HOST = 6
+    DEVICE_SYNC = 7
 
 
 # Plain integers, as they stand in the columns: the engine compares them in its inner loop.
-BURST, RECORD, WAIT, MEET, SYNC, HOST, DEVICE_SYNC = map(int, RowKind)
+BURST, RECORD, WAIT, MEET, PASSAGE, SYNC, HOST, DEVICE_SYNC = map(int, RowKind)
 
 
 class WorldError(ValueError):
@@ -168,6 +171,7 @@ class World:
     events: int
     levels: int
     queue_rows: int = LAUNCH_QUEUE_ROWS
+    passages: list[Passage] = field(default_factory=list)
 
     def validate(self) -> None:
         """Raise a `WorldError` with every problem, if there is one."""
@@ -195,6 +199,12 @@ class World:
                 yield f"burst {number}: negative times"
             if ((burst.duration_ns > 0) != (burst.duration_ns[0] > 0)).any():
                 yield f"burst {number}: a kernel of no duration alone must have none contended, and the reverse"
+        for number, passage in enumerate(self.passages):
+            yield from (f"passage {number}: {problem}" for problem in passage.problems())
+            if len(passage.duration_ns) != self.levels or passage.raises.max() >= self.levels:
+                yield f"passage {number}: has other levels than the world's {self.levels}"
+            if passage.size > largest_burst(self.queue_rows):
+                yield f"passage {number}: {passage.size} entries, more than {largest_burst(self.queue_rows)}"
         for number, meeting in enumerate(self.meetings):
             yield from (f"meeting {number}: {problem}" for problem in meeting.problems())
             if not 0 <= meeting.level < self.levels:
@@ -209,18 +219,19 @@ class World:
             yield f"rank {rank}: columns of different lengths"
             return
         kind, argument = program.kind, program.argument
-        on_stream = kind <= MEET
+        on_stream = kind <= PASSAGE
         numbered = np.zeros_like(on_stream)
         for kinds, count in (
             ((BURST,), len(self.bursts)),
             ((MEET,), len(self.meetings)),
+            ((PASSAGE,), len(self.passages)),
             ((RECORD, WAIT, SYNC), self.events),
         ):
             numbered |= np.isin(kind, kinds) & ((argument < 0) | (argument >= count))
         checks = (
             ((kind < BURST) | (kind > DEVICE_SYNC), "unknown kind of row"),
             (on_stream & ((program.stream < 0) | (program.stream >= program.streams)), "no such stream"),
-            (numbered, "no such burst, event or meeting"),
+            (numbered, "no such burst, event, meeting or passage"),
             (program.host_ns < 0, "negative host time"),
             (~(np.isfinite(program.scale) & (program.scale > 0)), "scale must be finite and above zero"),
         )

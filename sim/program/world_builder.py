@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from sim.program.passage import Passage
 from sim.program.program import Ints
 from sim.program.world import (
     BURST,
@@ -15,6 +16,7 @@ from sim.program.world import (
     HOST,
     LAUNCH_QUEUE_ROWS,
     MEET,
+    PASSAGE,
     RECORD,
     SYNC,
     WAIT,
@@ -62,10 +64,11 @@ class WorldBuilder:
         if self._kernel_ns.ndim != 2 or self._kernel_ns.shape[1:] != self._launch_ns.shape:
             raise WorldError([f"kernel_ns {self._kernel_ns.shape} and launch_ns {self._launch_ns.shape} do not match"])
         self._capacity = list(capacity_bytes_per_ns)
-        self._queue_rows = queue_rows
+        self.queue_rows = queue_rows
         self._ranks = [_Rank(count) for count in streams]
         self._templates: dict[tuple[int, ...], int] = {}
         self._meetings: list[Meeting] = []
+        self._passages: list[Passage] = []
         self._events = 0
         self._matched: dict[Hashable, list[int]] = {}  # the meetings of a communicator, in order
         self._posts: dict[Hashable, int] = {}  # how many of them a party has posted
@@ -78,6 +81,14 @@ class WorldBuilder:
             self._close_run(to)
             to.run_stream, to.run_scale = stream, scale
         to.run.extend(kernels)
+
+    def template(self, kernels: tuple[int, ...]) -> int:
+        """Number of a burst of these kernels, to be played as often as it occurs."""
+        return self._templates.setdefault(kernels, len(self._templates))
+
+    def burst(self, rank: int, stream: int, number: int) -> None:
+        """Launch a burst by its number."""
+        self._append(rank, BURST, stream, number, 0)
 
     def end_burst(self, rank: int) -> None:
         """Keep the launches so far apart from those that follow, so that equal layers share a template."""
@@ -115,6 +126,15 @@ class WorldBuilder:
         self._append(rank, MEET, stream, number, host_ns)
         return number
 
+    def passage(self, passage: Passage) -> int:
+        """Add a passage to the world; returns its number, to be played as often as it occurs."""
+        self._passages.append(passage)
+        return len(self._passages) - 1
+
+    def passes(self, rank: int, stream: int, number: int) -> None:
+        """Issue a passage whose main stream is `stream`."""
+        self._append(rank, PASSAGE, stream, number, 0)
+
     def build(self) -> World:
         """The world, validated; raises `WorldError` with every problem."""
         for rank in self._ranks:
@@ -128,7 +148,8 @@ class WorldBuilder:
             capacity_bytes_per_ns=self._capacity,
             events=self._events,
             levels=len(self._kernel_ns),
-            queue_rows=self._queue_rows,
+            queue_rows=self.queue_rows,
+            passages=self._passages,
         )
         world.validate()
         return world
@@ -140,11 +161,10 @@ class WorldBuilder:
         to.rows.append((kind, stream, argument, host_ns, 1.0))
 
     def _close_run(self, rank: _Rank) -> None:
-        size = largest_burst(self._queue_rows)
+        size = largest_burst(self.queue_rows)
         for first in range(0, len(rank.run), size):
             kernels = tuple(rank.run[first : first + size])
-            template = self._templates.setdefault(kernels, len(self._templates))
-            rank.rows.append((BURST, rank.run_stream, template, 0, rank.run_scale))
+            rank.rows.append((BURST, rank.run_stream, self.template(kernels), 0, rank.run_scale))
         rank.run.clear()
 
     def _burst(self, kernels: tuple[int, ...]) -> Burst:

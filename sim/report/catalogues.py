@@ -7,7 +7,7 @@ from rich.table import Table
 
 from sim.hardware.catalogue import find_gpu, gpu_names
 from sim.model.catalogue import build_model, implementations_of, preset_names, preset_shapes
-from sim.model.flops import parameter_count
+from sim.model.flops import active_parameter_count, parameter_count
 from sim.units import format_bandwidth, format_bytes, format_compute
 
 
@@ -31,18 +31,19 @@ def gpu_table() -> Table:
 
 def preset_table() -> Table:
     """The presets with their published shapes, and whose code can be imitated (the first is the default)."""
-    table = plain_table("preset", "parameters", "layers", "hidden", "heads", "vocabulary", "implementations")
+    table = plain_table("preset", "parameters", "active", "layers", "hidden", "heads", "vocabulary", "implementations")
     for name in preset_names():
         shapes = preset_shapes(name)
         model = build_model(name, shapes)
         table.add_row(
             name,
             f"{parameter_count(model) / 1e9:,.2f} B",
+            f"{active_parameter_count(model) / 1e9:,.2f} B" if model.experts is not None else "",
             str(model.layers),
             f"{model.hidden:,}",
             str(model.heads),
             f"{model.vocab:,}",
-            ", ".join(implementations_of(model.family)),
+            ", ".join(implementations_of(model.family, shapes)),
         )
     return table
 

@@ -14,15 +14,19 @@ from sim.api import Outcome
 from sim.report.errors import RunError, cannot_write
 from sim.report.figure import save, timeline_figure, title_of
 from sim.report.picture import Picture, save_picture
+from sim.report.snapshot import snapshot_bytes
 from sim.report.summary import RunSummary, to_json
 from sim.timeline.export.tables import kernel_table, memory_table
 from sim.timeline.export.trace import Rank, trace_bytes
 from sim.timeline.lanes import Lanes
 
-SUMMARY, KERNELS, MEMORY, TRACE, FIGURE, PICTURE = (
-    "summary.json", "kernels.parquet", "memory.parquet", "trace.json.gz", "timeline.png", "picture.npz",
+SUMMARY, KERNELS, MEMORY, TRACE, SNAPSHOT, FIGURE, PICTURE = (
+    "summary.json", "kernels.parquet", "memory.parquet", "trace.json.gz", "snapshot.pickle", "timeline.png",
+    "picture.npz",
 )  # fmt: skip
-FILES = (FIGURE, TRACE, KERNELS, MEMORY, PICTURE, SUMMARY)
+SCENARIO = "scenario.yaml"
+"""Beside a run's summary: the scenario, whole."""
+FILES = (FIGURE, TRACE, SNAPSHOT, KERNELS, MEMORY, PICTURE, SUMMARY)
 LONGEST_FOLDER = 80
 
 
@@ -101,17 +105,20 @@ def write_files(folder: Path, outcome: Outcome, ranks: Sequence[Lanes], picture:
     title = title_of(summary.title, picture, summary.strategies[0].headroom_bytes)
     kernels, allocations = kernel_table(lanes), memory_table(memory, lanes)
     trace, text = trace_bytes(memory, lanes, rank), to_json(summary) + "\n"
+    snapshot = snapshot_bytes(outcome.setup, memory, lanes)
     write_atomically(folder / KERNELS, lambda file: parquet.write_table(kernels, file))
     write_atomically(folder / MEMORY, lambda file: parquet.write_table(allocations, file))
     write_atomically(folder / TRACE, lambda file: file.write(trace))
+    write_atomically(folder / SNAPSHOT, lambda file: file.write(snapshot))
     write_atomically(folder / FIGURE, lambda file: save(timeline_figure(picture, title), file))
     write_atomically(folder / PICTURE, lambda file: save_picture(file, picture))
     write_atomically(folder / SUMMARY, lambda file: file.write(text.encode()))
 
 
-def write_summary(folder: Path, summary: RunSummary) -> None:
-    """summary.json of a whole run, beside its strategies' folders. Raises RunError."""
+def write_run(folder: Path, summary: RunSummary, scenario: str) -> None:
+    """summary.json and scenario.yaml of a whole run, beside its strategies' folders. Raises RunError."""
     try:
         write_atomically(folder / SUMMARY, lambda file: file.write((to_json(summary) + "\n").encode()))
+        write_atomically(folder / SCENARIO, lambda file: file.write(scenario.encode()))
     except OSError as error:
         raise cannot_write(error, folder) from None

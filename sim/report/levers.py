@@ -94,7 +94,9 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
         chunked = isinstance(setup.model, ModelConfig) and setup.model.loss_chunks > 1
         if chunked:
             return "more chunks of the loss (model.loss_chunks)"
-        return f"a chunked loss ({'which no scenario can play under fsdp yet' if fsdp else 'model.loss_chunks'})"
+        shared = fsdp is not None or setup.family is not None
+        how = "which no scenario can play over several GPUs yet" if shared else "model.loss_chunks"
+        return f"a chunked loss ({how})"
     if owner == Owner.ACTIVATION:
         if setup.mode == "eval":
             return "running under torch.no_grad()"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -19,13 +19,17 @@ from sim.program.program import (
     SEND_NEXT,
     SEND_PREVIOUS,
     STREAM_NAMES,
+    TENSOR,
     Ints,
     Program,
     Row,
 )
 from sim.program.world import Meeting, World
 from sim.program.world_builder import WorldBuilder
+from sim.runtime.sections import Piece, SectionRow, Transfers, decoded, passage_of, pieces, section_codes
 
+REDUCED_OVER_CONTEXT = ("dp", "fsdp")
+"""Groups in which context-parallel ranks take part: each has gradients of some tokens, like a data-parallel rank."""
 NVLINK, NIC, DOWN, UP, HOST_MEMORY = range(5)  # links of a rank; down and up: its host link to and from the host
 LINKS_PER_RANK = 5
 OTHER_END = {
@@ -76,17 +80,65 @@ def lower(
     )  # fmt: skip
     links = [capacity / 1e9 for capacity in capacities]
     builder = WorldBuilder([len(STREAM_NAMES)] * len(programs), kernel_ns, launch_ns, links * len(programs))
+    transfers = [_time_alone(cost, mesh, collective) for collective in blocking]
+    cutter = _Cutter(
+        builder,
+        np.array(kernel_ns, np.int64).reshape(len(LEVELS), -1),
+        np.array(launch_ns, np.int64),
+        cost.host.event_ns,
+        Transfers(dict(zip(blocking_numbers.values(), transfers)), COLLECTIVE_LEVEL),
+    )
     entries = []
     for rank, program in enumerate(programs):
         numbers = np.array([kernels[kernel] for kernel in program.kernels], np.int64)
         blocking_of_rank = np.array([blocking_numbers[c] for c in program.collectives], np.int64)
-        lowering = _Lowering(rank, program, numbers, blocking_of_rank, cost, mesh, builder)
+        lowering = _Lowering(rank, program, numbers, blocking_of_rank, cost, mesh, builder, cutter)
         entries.append(lowering.run(host_calls[rank] if host_calls else ()))
     return Lowered(builder.build(), tuple(entries))
 
 
+def _time_alone(cost: CostModel, mesh: Mesh, collective: Collective) -> int:
+    """Of a collective on a link that it has to itself."""
+    span, forms = placement(mesh, collective), cost.collectives
+    price = cost.collective(collective, span)
+    link = forms.network_bytes_per_s if span.nodes > 1 else forms.fabric_bytes_per_s
+    return round(price.latency_ns + price.bytes / min(price.cap_bytes_per_s, link) * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Cuts sections into bursts and passages of the world, equal ones once."""
+
+    builder: WorldBuilder
+    kernel_ns: Ints
+    launch_ns: Ints
+    event_ns: int
+    transfers: Transfers
+    known: dict[bytes, list[tuple[Piece, int]]] = field(default_factory=dict)
+    """Of a section as codes: its pieces with the number of each burst or passage."""
+
+    def cut(self, codes: Ints) -> list[tuple[Piece, int]]:
+        key = codes.tobytes()
+        found = self.known.get(key)
+        if found is None:
+            rows = decoded(codes)
+            found = self.known[key] = [
+                (piece, self._number(piece, rows[piece.first : piece.end]))
+                for piece in pieces(rows, self.builder.queue_rows)
+            ]
+        return found
+
+    def _number(self, piece: Piece, rows: list[SectionRow]) -> int:
+        if piece.form == "burst":
+            return self.builder.template(tuple(row.argument for row in rows))
+        if piece.form == "passage":
+            passage = passage_of(rows, self.kernel_ns, self.launch_ns, self.event_ns, self.transfers)
+            return self.builder.passage(passage)
+        return -1
+
+
 class _Lowering:
-    """Walks a rank's rows once; runs of launches on one stream go to the builder together.
+    """Walks a rank's rows once, section by section; equal sections are cut into bursts and passages once.
 
     `kernel_numbers`, `collective_numbers`: the world's number of each kernel of the program, and of the kernel that
     stands for a collective where it blocks compute.
@@ -94,7 +146,7 @@ class _Lowering:
 
     def __init__(
         self, rank: int, program: Program, kernel_numbers: Ints, collective_numbers: Ints, cost: CostModel, mesh: Mesh,
-        builder: WorldBuilder,
+        builder: WorldBuilder, cutter: _Cutter,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.program = program
@@ -103,6 +155,7 @@ class _Lowering:
         self.cost = cost
         self.mesh = mesh
         self.builder = builder
+        self.cutter = cutter
         self.meetings: dict[tuple[object, int], Meeting] = {}
         self.events: dict[int, int] = {}  # program's number -> world's number
         self.event_ns = cost.host.event_ns
@@ -113,31 +166,77 @@ class _Lowering:
         calls_at: dict[int, list[HostCall]] = {}
         for call in host_calls:
             calls_at.setdefault(int(program.mem_row[call.event]), []).append(call)
-        kinds, streams, arguments = program.row_kind, program.row_stream, program.row_argument.copy()
+        kinds, streams, arguments = program.row_kind.copy(), program.row_stream, program.row_argument.copy()
         rows = len(kinds)
         launch = kinds == Row.LAUNCH
         arguments[launch] = self.kernel_numbers[arguments[launch]]
         blocking = (kinds == Row.COLLECTIVE) & (streams == COMPUTE)
         arguments[blocking] = self.collective_numbers[arguments[blocking]]
+        kinds[blocking] = Row.LAUNCH
         launch |= blocking
-        starts_run = np.ones(rows, bool)
-        starts_run[1:] = ~(launch[1:] & launch[:-1] & (streams[1:] == streams[:-1]))
+        inside = launch
+        if self._tensor_link_is_private():
+            on_both = (streams == COMPUTE) | (streams == TENSOR)
+            inside = launch | on_both & np.isin(kinds, (Row.RECORD, Row.WAIT, Row.COLLECTIVE))
+        section = np.where(inside, np.where(streams == TENSOR, COMPUTE, streams), -1)
+        starts = np.ones(rows, bool)
+        starts[1:] = (section[1:] < 0) | (section[1:] != section[:-1])
         for row in calls_at:
             if row < rows:
-                starts_run[row] = True
-        borders = [*np.flatnonzero(starts_run).tolist(), rows]
+                starts[row] = True
+        coded = arguments.copy()
+        transfers = (kinds == Row.COLLECTIVE) & (streams == TENSOR)
+        coded[transfers] = self.collective_numbers[arguments[transfers]]
+        codes = section_codes(kinds, streams, coded, starts)
+        borders = [*np.flatnonzero(starts).tolist(), rows]
         inserted = np.zeros(rows + 1, np.int64)
-        kinds_list, streams_list, arguments_list = kinds.tolist(), streams.tolist(), arguments.tolist()
-        for first, end in pairwise(borders):
+        inside_list = inside[borders[:-1]].tolist()
+        columns = kinds.tolist(), streams.tolist(), arguments.tolist()
+        for number, (first, end) in enumerate(pairwise(borders)):
             for call in calls_at.get(first, ()):
                 inserted[first] += self._driver(call)
-            if launch[first]:
-                self.builder.launches(self.rank, streams_list[first], arguments_list[first:end])
+            if inside_list[number]:
+                self._section(codes[first:end], first, columns)
             else:
-                self._row(kinds_list[first], streams_list[first], arguments_list[first])
+                self._row(*(column[first] for column in columns))
         for call in calls_at.get(rows, ()):
             self._driver(call)
         return np.arange(rows) + np.cumsum(inserted[:rows])
+
+    def _section(self, codes: Ints, first: int, columns: tuple[list[int], list[int], list[int]]) -> None:
+        builder, rank = self.builder, self.rank
+        for piece, number in self.cutter.cut(codes):
+            if piece.form == "passage":
+                builder.passes(rank, COMPUTE, number)
+            elif piece.form == "burst":
+                builder.burst(rank, columns[1][first], number)
+            else:
+                for row in range(first + piece.first, first + piece.end):
+                    kind, stream, argument = (column[row] for column in columns)
+                    if kind == Row.LAUNCH:
+                        builder.launches(rank, stream, (argument,))
+                    else:
+                        self._row(kind, stream, argument)
+
+    def _tensor_link_is_private(self) -> bool:
+        """Nothing but what the tensor-parallel stream's own collectives move crosses the link that they use, and kernels
+        are on the compute stream alone: what overlaps there concerns nobody else."""
+        program, kinds = self.program, self.program.row_kind
+        collectives = kinds == Row.COLLECTIVE
+        used: set[tuple[bool, int]] = set()  # (by the tensor-parallel stream, link)
+        for stream in np.unique(program.row_stream[collectives]).tolist():
+            for number in np.unique(program.row_argument[collectives & (program.row_stream == stream)]).tolist():
+                collective = program.collectives[number]
+                if stream == TENSOR and len(self._parties(collective)) > 1:
+                    return False
+                if stream != COMPUTE:
+                    kind = NIC if placement(self.mesh, collective).nodes > 1 else NVLINK
+                    used.add((stream == TENSOR, kind))
+        for sender, receiver in {(transfer.sender, transfer.receiver) for transfer in program.transfers}:
+            used.add((False, NVLINK if self._same_node(sender, receiver) else NIC))
+        own = {kind for private, kind in used if private}
+        alone = not program.row_stream[kinds == Row.LAUNCH].any()
+        return bool(own) and alone and not own & {kind for private, kind in used if not private}
 
     def _driver(self, call: HostCall) -> int:
         """Returns the number of entries it takes."""
@@ -209,6 +308,10 @@ class _Lowering:
             return tuple(range(collective.size))
         return (0, self.mesh.degree("pp") - 1) if collective.group == "embedding" else (self.rank,)
 
+    def _same_node(self, sender: int, receiver: int) -> bool:
+        nodes = {self.mesh.rank({"pp": rank}) // self.mesh.gpus_per_node for rank in (sender, receiver)}
+        return len(nodes) == 1
+
     def _transfer(self, transfer: Transfer, stream: int, sends: bool) -> Meeting:
         """A send and its receive, matched by order; they cross the sender's link. Without bytes nothing takes time."""
         key = (transfer.bytes, transfer.sender, transfer.receiver), stream
@@ -216,9 +319,9 @@ class _Lowering:
         if meeting is None:
             other = OTHER_END[stream]
             ends = (transfer.sender, stream if sends else other), (transfer.receiver, other if sends else stream)
-            nodes = {self.mesh.rank({"pp": rank}) // self.mesh.gpus_per_node for rank, _ in ends}
-            price = self.cost.send(transfer.bytes, same_node=len(nodes) == 1)
-            kind = NVLINK if len(nodes) == 1 else NIC
+            same_node = self._same_node(transfer.sender, transfer.receiver)
+            price = self.cost.send(transfer.bytes, same_node=same_node)
+            kind = NVLINK if same_node else NIC
             meeting = self.meetings[key] = Meeting(
                 parties=ends,
                 bytes=price.bytes,
@@ -238,4 +341,6 @@ def placement(mesh: Mesh, collective: Collective) -> Span:
     if collective.group == "embedding":
         same_node = mesh.rank({"pp": mesh.degree("pp") - 1}) < mesh.gpus_per_node
         return Span(2, 1, 2, True) if same_node else Span(2, 2, 1, True)
+    if collective.group in REDUCED_OVER_CONTEXT and mesh.degree("cp") > 1:
+        return mesh.span(*(name for name in (collective.group, "cp") if mesh.degree(name) > 1))
     return mesh.span(collective.group)

@@ -25,20 +25,31 @@ PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128  # elements; only with the distr
 _REDUCE = Operators.number("megatron::reduce_gradients")
 
 
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Parameters in the model's order, of which `degree` ranks along a mesh dimension hold copies: dp, or edp of experts
+    that are spread over ranks."""
+
+    parameters: list[Tensor]
+    degree: int
+    group: str = "dp"
+
+
 @dataclass(slots=True)
 class Bucket:
-    """`elements` of the buffer, with padding; `missing`: parameters whose gradients are not complete."""
+    """`elements` of a buffer, with padding; `missing`: parameters whose gradients are not complete."""
 
-    elements: int
-    parameters: int
-    missing: int
+    replicas: Replicas
+    elements: int = 0
+    parameters: int = 0
+    missing: int = 0
 
 
 class MainGradients:
-    """The buffer and its buckets. `parameters` in the model's order; `partial`: those with gradients of some tokens."""
+    """A buffer for each kind of replicas, and its buckets. `partial`: parameters with gradients of some tokens."""
 
     def __init__(
-        self, tape: Tape, parameters: list[Tensor], partial: list[Tensor], data: DataParallel, dtype: str,
+        self, tape: Tape, kinds: list[Replicas], partial: list[Tensor], data: DataParallel, dtype: str,
         tensor_ranks: int,
     ) -> None:  # fmt: skip
         self.tape = tape
@@ -48,35 +59,38 @@ class MainGradients:
         self.tensor_ranks = tensor_ranks
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
-        self._fill_buckets(parameters[::-1])
-        elements = sum(bucket.elements for bucket in self.buckets)
-        self.buffer = tape.empty((elements,), dtype, owner=Owner.GRADIENT)
+        self.buffers: list[Tensor] = []
+        for replicas in kinds:
+            first = len(self.buckets)
+            self._fill_buckets(replicas)
+            elements = sum(bucket.elements for bucket in self.buckets[first:])
+            self.buffers.append(tape.empty((elements,), dtype, owner=Owner.GRADIENT))
         self.reduces_now = False
         """Backward of the last micro-batch comes or runs, and reduces as it goes."""
         self._last_reduction: int | None = None
 
-    def _fill_buckets(self, parameters: list[Tensor]) -> None:
+    def _fill_buckets(self, replicas: Replicas) -> None:
         """From the last parameter to the first, as backward makes them complete."""
-        data = self.data
-        limit = max(LEAST_BUCKET, 1_000_000 * data.degree) if data.overlap else None
+        data, parameters = self.data, replicas.parameters[::-1]
+        limit = max(LEAST_BUCKET, 1_000_000 * replicas.degree) if data.overlap else None
         start, elements, members = 0, 0, 0
         for number, parameter in enumerate(parameters):
             if not members:
-                bucket = Bucket(0, 0, 0)
+                bucket = Bucket(replicas)
                 self.buckets.append(bucket)
             begin = round_up(elements, PARAMETER_ALIGNMENT) if data.distributed_optimizer else elements
             elements, members = begin + parameter.elements, members + 1
             self._bucket_of[id(parameter.storage)] = bucket
             if number == len(parameters) - 1 or (limit is not None and elements - start >= limit):
                 if data.distributed_optimizer:
-                    elements = round_up(elements, lcm(data.degree, BUCKET_ALIGNMENT))
+                    elements = round_up(elements, lcm(replicas.degree, BUCKET_ALIGNMENT))
                 bucket.elements, bucket.parameters, bucket.missing = elements - start, members, members
                 start, members = elements, 0
 
     # -- one backward ------------------------------------------------------------------------------------------
     def begin(self, last: bool) -> None:
         """A backward comes; gradients are reduced in the last."""
-        self.reduces_now = last and self.data.overlap and self.data.degree > 1
+        self.reduces_now = last and self.data.overlap and any(b.replicas.degree > 1 for b in self.buckets)
 
     def holds(self, leaf: Tensor) -> bool:
         """Is it a parameter with a main gradient?"""
@@ -95,7 +109,7 @@ class MainGradients:
         if self.reduces_now:
             bucket = self._bucket_of[id(leaf.storage)]
             bucket.missing -= 1
-            if not bucket.missing:
+            if not bucket.missing and bucket.replicas.degree > 1:
                 self._reduce(bucket)
 
     def finish(self) -> None:
@@ -103,7 +117,7 @@ class MainGradients:
         recorder = self.tape.recorder
         recorder.operator(_REDUCE)
         for bucket in self.buckets:
-            if self.data.degree > 1 and bucket.missing:
+            if bucket.replicas.degree > 1 and bucket.missing:
                 self._reduce(bucket)
             bucket.missing = bucket.parameters
         if self._last_reduction is not None:
@@ -113,7 +127,8 @@ class MainGradients:
             self._sum_partial()
 
     def zero_grad(self) -> None:
-        self.tape.recorder.memory_bound("aten::zero_", "fill", self.buffer.bytes)
+        for buffer in self.buffers:
+            self.tape.recorder.memory_bound("aten::zero_", "fill", buffer.bytes)
 
     def _reduce(self, bucket: Bucket) -> None:
         """Scale by the number of replicas, then one collective on a stream of its own."""
@@ -121,7 +136,8 @@ class MainGradients:
         recorder.memory_bound("aten::mul_", "elementwise", 2 * size_bytes)
         recorder.stream_waits_stream(DATA, COMPUTE)
         kind: CollectiveKind = "reduce_scatter" if self.data.distributed_optimizer else "all_reduce"
-        recorder.collective(Collective(kind, size_bytes, "dp", self.data.degree, self.dtype), DATA)
+        replicas = bucket.replicas
+        recorder.collective(Collective(kind, size_bytes, replicas.group, replicas.degree, self.dtype), DATA)
         self._last_reduction = recorder.record(DATA)
 
     def _sum_partial(self) -> None:

@@ -27,7 +27,7 @@ class MainOptimizer:
         self.state: list[Tensor] = []
         data = gradients.data
         if data.distributed_optimizer:
-            shares = [bucket.elements // data.degree for bucket in gradients.buckets]
+            shares = [bucket.elements // bucket.replicas.degree for bucket in gradients.buckets]
         else:
             shares = [parameter.elements for parameter in parameters]
         self.main = [tape.empty((share,), "fp32", owner=Owner.OPTIMIZER) for share in shares]
@@ -64,11 +64,14 @@ class MainOptimizer:
         recorder.memory_bound("multi_tensor_adam", "optimizer", ADAM_BYTES * self.elements)
         recorder.memory_bound("multi_tensor_scale", "elementwise", (4 + self._item_bytes) * self.elements)
         data = self.gradients.data
-        if data.distributed_optimizer and data.degree > 1:
-            dtype = self.parameters[0].dtype
-            for bucket in self.gradients.buckets:
-                size_bytes = bucket.elements * ITEM_BYTES[dtype]
-                recorder.collective(Collective("all_gather", size_bytes, "dp", data.degree, dtype), COMPUTE)
+        if not data.distributed_optimizer:
+            return
+        dtype = self.parameters[0].dtype
+        for bucket in self.gradients.buckets:
+            replicas, size_bytes = bucket.replicas, bucket.elements * ITEM_BYTES[dtype]
+            if replicas.degree > 1:
+                work = Collective("all_gather", size_bytes, replicas.group, replicas.degree, dtype)
+                recorder.collective(work, COMPUTE)
 
     def zero_grad(self) -> None:
         self.gradients.zero_grad()

@@ -6,10 +6,16 @@ from sim.model.config import ChainConfig
 from sim.program.collector import without_collector
 from sim.program.program import Program
 from sim.runtime.chain import record_chain
+from sim.runtime.extend import RECORDED_STEPS
 from sim.runtime.templates import ReplayMismatch
 from sim.runtime.train import record_training
 from sim.runtime.train_pipeline import record_pipeline
 from sim.scenario.setup import Setup
+
+
+def steps_to_record(setup: Setup) -> int:
+    """So many that the last two are alike: DDP makes its buckets anew in the second."""
+    return RECORDED_STEPS + (setup.ddp is not None)
 
 
 def record(setup: Setup, steps: int = 2, fail_at: int | None = None, rank: int = 0) -> Program:

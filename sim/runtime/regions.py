@@ -56,16 +56,26 @@ class _Wrap:
         if choice.inside or choice.discard:
             (layer,) = layers
             for name in chain.from_iterable(self.parts[part] for part in choice.inside):
-                _replace(layer, name, partial(self._region, choice))
+                if _has(layer, name):
+                    _replace(layer, name, partial(self._region, choice))
             for name, reader in chain.from_iterable(self.discardable[part] for part in choice.discard):
-                discarded = _replace(layer, name, partial(DiscardedOutput, self.tape))
-                _replace(layer, reader, partial(Consumer, discarded=discarded))
+                if _has(layer, reader):
+                    discarded = _replace(layer, name, partial(DiscardedOutput, self.tape))
+                    _replace(layer, reader, partial(Consumer, discarded=discarded))
             return layer
         return self._region(choice, layers[0] if len(layers) == 1 else Segment(layers))
 
     def _region(self, choice: Region, module: Module) -> CheckpointWrapper:
         select = self._policies.setdefault(choice.save, policy(choice.save)) if choice.save else None
         return CheckpointWrapper(self.tape, module, select, choice.early_stop, choice.reentrant, self.keywords)
+
+
+def _has(layer: Module, name: str) -> bool:
+    """Has this layer the module at a dotted name? A layer with experts has no plain MLP, and the other way round."""
+    found: Any = layer
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is not None
 
 
 def _replace(layer: Module, name: str, wrap: Callable[[Module], Any]) -> Any:

@@ -208,6 +208,12 @@ class Tape:
         self.recorder.gemm(name, m, n, k, dtype, batch or 1)
         return out
 
+    def stream_workspaces(self) -> None:
+        """Transformer Engine's workspaces for grouped products: cuBLAS's for each of four streams, made at the first."""
+        if "grouped products" not in self._workspaces:
+            size = 4 * self.device.blas_workspace_bytes
+            self._workspaces["grouped products"] = Storage(self.recorder, size, 0, Owner.WORKSPACE)
+
     def global_buffer(self, elements: int, dtype: str) -> Tensor:
         """Megatron's: made at the first use, replaced where it is too small."""
         if self._global_buffer is None or self._global_buffer.elements < elements:

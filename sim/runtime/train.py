@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
+from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
-from sim.model.module import Buffer
+from sim.model.megatron_gpt import MegatronGpt
+from sim.model.module import Buffer, Parameter
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.host_memory import HostMemory
-from sim.runtime.main_gradients import MainGradients
+from sim.runtime.main_gradients import MainGradients, Replicas
 from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
@@ -26,6 +27,7 @@ from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
+from sim.runtime.sharding.families import make_family
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
@@ -79,13 +81,13 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.models = models or [build_model(self.config, setup.tensor)]
+        self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
         self.slots = [named for model in self.models for named in model.named_parameters()]
         self.tensors = [named for model in self.models for named in model.named_tensors()]
         for name, slot in self.slots:
-            slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
+            slot.requires_grad = is_trained(self.config, name)
         self.communications: list[Communication] = []
         self.host = HostMemory(recorder)
         """Pinned memory for parameters and gradients under FSDP's CPU offload."""
@@ -95,6 +97,7 @@ class TrainingRun:
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
+        self.family = make_family(self.tape, setup)
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -110,8 +113,10 @@ class TrainingRun:
             if setup.compile is not None:
                 outer = apply_compile(tape, model)
             if setup.fsdp is not None:
-                communication = apply_fsdp(tape, model, model.parameters(), blocks, outer, setup, self.host)
+                communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
+            if self.family is not None:
+                self.family.wrap(model, blocks, outer)
             if offload is None:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
             elif offload.layers is not None:
@@ -121,6 +126,10 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
+        if self.family is not None:
+            buffers = [slot.tensor for _, slot in self.tensors if isinstance(slot, Buffer)]
+            with tape.phase(Phase.INIT, Owner.GRADIENT):
+                self.family.start(self.parameters, [buffer for buffer in buffers if isinstance(buffer, Tensor)])
         if setup.data is not None and self.trains:
             with tape.phase(Phase.INIT, Owner.GRADIENT):
                 self._make_main_gradients(setup.data)
@@ -141,11 +150,14 @@ class TrainingRun:
             self.optimizer = CpuAdamW(self.tape, shards, self.setup.precision.parameters, setup.variant, self.host)
         elif setup.in_backward:
             self.in_backward = InBackward(self.tape, self.parameters, setup)
+        elif self.family is not None:
+            self.optimizer = self.family.make_optimizer(self.parameters, setup)
         else:
             self.optimizer = make_optimizer(self.tape, self.parameters, setup)
 
     def _place_parameters(self) -> None:
         """One block per parameter and buffer, in the order of module.to."""
+        placed = self.family.place() if self.family is not None else None
         dtype = self.setup.precision.parameters
         units = (unit for communication in self.communications for unit in communication.units)
         sharded: dict[int, ShardedParameter] = {id(p.slot): p for unit in units for p in unit.group.parameters}
@@ -154,36 +166,52 @@ class TrainingRun:
             if isinstance(slot, Buffer):
                 slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
                 continue
+            if placed is not None:
+                continue
             shard = sharded.get(id(slot))
             if shard is not None and self._on_host:
                 self.host.take(shard.shard_elements * ITEM_BYTES[dtype])
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
-            tensor = self.tape.empty(shape, dtype)
+            tensor = self.tape.empty(shape, slot.dtype or dtype)
             tensor.requires_grad = slot.requires_grad
             slot.tensor = tensor
             if shard is not None:
                 shard.sharded = tensor
-        self.parameters = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
+        held = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
+        self.parameters = held if placed is None else placed
 
     def _make_main_gradients(self, data: DataParallel) -> None:
         """Megatron's gradient buffer, then its fp32 parameters."""
         setup, tape = self.setup, self.tape
-        trained = [p for p in self.parameters if p.requires_grad]
-        partial = [s.tensor for _, s in self.slots if s.partial and s.requires_grad and isinstance(s.tensor, Tensor)]
-        dtype, ranks = setup.precision.reduce, setup.tensor.degree
-        self.main_gradients = tape.main_gradients = MainGradients(tape, trained, partial, data, dtype, ranks)
+        slots = [slot for _, slot in self.slots if slot.requires_grad]
+        spread = setup.expert.degree > 1
+        shared = _tensors(slot for slot in slots if not (spread and slot.of_expert))
+        experts = _tensors(slot for slot in slots if spread and slot.of_expert)
+        kinds = [Replicas(shared, data.degree), Replicas(experts, setup.mesh.degree("edp"), "edp")]
+        partial = _tensors(slot for slot in slots if slot.partial)
+        self.main_gradients = tape.main_gradients = MainGradients(
+            tape,
+            [kind for kind in kinds if kind.parameters],
+            partial,
+            data,
+            setup.precision.reduce,
+            setup.tensor.degree,
+        )
         if setup.optimizer is not None:
-            self.optimizer = MainOptimizer(tape, trained, self.main_gradients)
+            self.optimizer = MainOptimizer(tape, shared + experts, self.main_gradients)
 
     def _place_buffers(self) -> None:
-        """torchtitan's RoPE cache: a placeholder from to_empty, replaced by the computed one."""
+        """RoPE caches; torchtitan's is a placeholder from to_empty, replaced by the computed one."""
         for model in self.models:
             if isinstance(model, TitanLlama):
                 self._place_rope(model)
+            elif isinstance(model, MegatronGpt):
+                self.recorder.default_owner = int(Owner.OTHER)
+                model.make_rope(self.setup.local_tokens)
 
     def _place_rope(self, model: TitanLlama) -> None:
-        config, seq_len = self.config, self.setup.batch.seq_len
+        config, seq_len = self.config, self.setup.local_tokens
         placeholder = None
         if not self._on_host:
             if config.rope == "complex":
@@ -267,6 +295,8 @@ class TrainingRun:
             optimizer.clip(self._norm_is_summed)
         elif isinstance(optimizer, CpuAdamW):
             optimizer.clip()
+        elif self.family is not None:
+            self.family.clip(optimizer.clipped)
         else:
             shard_ranks = self.setup.fsdp.degree if self.setup.fsdp is not None else 1
             clip_grad_norm(self.tape, optimizer.clipped, shard_ranks, self._norm_is_summed)
@@ -274,7 +304,7 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.batch.seq_len)
+        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.local_tokens)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")
@@ -299,6 +329,8 @@ class TrainingRun:
         fsdp = self.setup.fsdp
         if self.main_gradients is not None:
             self.main_gradients.begin(last)
+        if self.family is not None:
+            self.family.begin(last)
         if fsdp is not None and fsdp.gradient_sync == "last":
             for communication in self.communications:
                 for unit in communication.units:
@@ -324,13 +356,19 @@ class TrainingRun:
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
         self.tape.main_gradients = None
+        if self.family is not None:
+            self.family.finish()
         for communication in self.communications:
             for unit in communication.units:
                 for module in unit.modules:
                     module.hooks = None
 
 
+def _tensors(slots: Iterable[Parameter]) -> list[Tensor]:
+    return [slot.tensor for slot in slots if isinstance(slot.tensor, Tensor)]
+
+
 def stampable(setup: Setup) -> bool:
-    """A stamped layer's bytes are freed by its backward, which touches gradients alone."""
+    """A stamped layer's bytes are freed by its backward, which touches gradients alone; families know no layers."""
     steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
-    return setup.mode != "eval" and not steps_inside
+    return setup.mode != "eval" and not steps_inside and setup.family is None

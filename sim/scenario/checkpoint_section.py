@@ -17,11 +17,11 @@ class RegionSection(Section):
     """Selective: outputs to keep instead of recomputing: attention, every_second_matmul, or aten names such as
     aten.mm. Default: [], recompute everything."""
     inside: Names = ()
-    """Regions inside a layer instead of around it: attention, core_attention (Megatron's core_attn), mlp, norm; one
-    name or a list. Default: [], the whole layer."""
+    """Regions inside a layer instead of around it: attention, core_attention (Megatron's core_attn), mlp, norm, moe,
+    shared_experts; one name or a list. Default: [], the whole layer."""
     discard: Names = ()
     """Parts whose output is thrown away once it was used and made again in backward: norm (Megatron's layernorm),
-    activation. One name or a list. Default: []."""
+    activation (its moe_act for experts). One name or a list. Default: []."""
     early_stop: bool = True
     """Recomputation ends at the last tensor that is needed. Default: true; reentrant regions never stop early."""
     reentrant: bool = False

@@ -8,7 +8,7 @@ from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.compile_section import CompileSection
 from sim.scenario.document import Document
 from sim.scenario.offload import OffloadSection
-from sim.scenario.schema import FsdpSection, PipelineSection, PrecisionSection
+from sim.scenario.schema import ParallelSection, PrecisionSection
 from sim.scenario.setup import SPLITS_BACKWARD, Compile
 
 FLASH_FROM = (8, 0)
@@ -23,8 +23,7 @@ def check_compile(
     cluster: Cluster | None,
     precision: PrecisionSection | None,
     checkpoint: CheckpointSection | None,
-    fsdp: FsdpSection | None,
-    pipeline: PipelineSection | None,
+    parallel: ParallelSection,
     offload: OffloadSection | None,
 ) -> None:
     """Whole blocks with flash attention; what wraps parts of a block, or several, is modelled in eager mode only."""
@@ -38,6 +37,9 @@ def check_compile(
     if model.attention != "sdpa" or model.head_dim % 8:
         what = f"attention: {model.attention}" if model.attention != "sdpa" else f"heads of {model.head_dim}"
         document.problem(path, f"blocks are modelled compiled with flash attention only, not with {what}", show=False)
+    if model.experts is not None or model.latent is not None:
+        what = "experts" if model.experts is not None else "latent attention"
+        document.problem(path, f"blocks with {what} are modelled in eager mode only", show=False)
     if precision is not None and precision.compute == "fp32":
         document.problem(path, "blocks are modelled compiled in 16 bit only, not with compute: fp32", show=False)
     if cluster is not None and cluster.gpu.compute_capability < FLASH_FROM:
@@ -49,9 +51,11 @@ def check_compile(
         if choice is not None and (choice.inside or choice.discard or choice.reentrant):
             document.problem(("checkpoint", "layers"), "with compile, a layer is checkpointed as a whole", show=False)
             break
-    if fsdp is not None and fsdp.wrap != "fsdp(checkpoint)":
+    if parallel.fsdp1 is not None:
+        document.problem(("parallel", "fsdp1"), "is modelled in eager mode only: with compile use fsdp", show=False)
+    if parallel.fsdp is not None and parallel.fsdp.wrap != "fsdp(checkpoint)":
         document.problem(("parallel", "fsdp", "wrap"), "with compile, FSDP is outside: its hooks are not compiled")
-    if pipeline is not None and pipeline.schedule in SPLITS_BACKWARD:
+    if parallel.pipeline is not None and parallel.pipeline.schedule in SPLITS_BACKWARD:
         message = "splits backward, which a compiled block runs as one function: use 1f1b or interleaved"
         document.problem(("parallel", "pipeline", "schedule"), message)
     if offload is not None:

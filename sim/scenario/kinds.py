@@ -94,19 +94,29 @@ Bandwidth = Annotated[int, *_quantity(_above_zero(parse_bandwidth), "400 Gb/s")]
 Duration = Annotated[int, *_quantity(parse_duration, "12 us")]
 
 
+REPEATED = r"(.*\S)\s+x\s+(\d{1,5})\s*"
+
+
 def _per_layer(parse: Callable[[object], int], example: str) -> tuple[BeforeValidator, WithJsonSchema]:
-    """One quantity for all layers, or a list with one entry per layer."""
+    """One quantity for all layers, or a list with one entry per layer, where "16 MiB x 20" stands for 20 entries."""
+
+    def entries(entry: Any) -> tuple[int, ...]:
+        repeated = re.fullmatch(REPEATED, entry) if isinstance(entry, str) else None
+        if repeated is None:
+            return (parse(entry),)
+        return (parse(repeated[1]),) * min(int(repeated[2]), MOST_LAYERS)
 
     def check(value: Any) -> int | tuple[int, ...]:
         if not isinstance(value, list):
             return parse(value)
         try:
-            return tuple(parse(entry) for entry in value)
+            return tuple(size for entry in value for size in entries(entry))
         except UnitError as error:
             raise UnitError(f"in every entry of the list, {error}") from None
 
     one = {"type": "string", "pattern": QUANTITY_PATTERN, "examples": [example]}
-    return BeforeValidator(check), _schema(anyOf=[one, {"type": "array", "items": one}])
+    item = {"type": "string", "pattern": QUANTITY_PATTERN[:-1] + r"(x\s+[0-9]+\s*)?$", "examples": [f"{example} x 20"]}
+    return BeforeValidator(check), _schema(anyOf=[one, {"type": "array", "items": item}])
 
 
 BytesPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_bytes, "16 MiB")]

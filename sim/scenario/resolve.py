@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path as FilePath
+from typing import Any
 
 from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
 from sim.hardware.mesh import Mesh, MeshError
 from sim.model.catalogue import (
     Fields,
-    ModelError,
     build_model,
     overridable_fields,
     preset_shapes,
 )
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.experts import ExpertParallel
+from sim.model.faults import ModelError
 from sim.model.huggingface import HuggingFaceConfig, read_huggingface_config
 from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
@@ -35,8 +38,13 @@ from sim.scenario.consistency import (
     check_under_pipeline,
     check_version,
 )
+from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
+from sim.scenario.dump import dumped
+from sim.scenario.experts import check_experts, expert_mesh
+from sim.scenario.family_checks import check_families
 from sim.scenario.load import OVERRIDES
+from sim.scenario.lora import check_trained, with_lora
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError, shown
@@ -50,12 +58,15 @@ from sim.scenario.schema import (
     PipelineSection,
     PrecisionSection,
 )
+from sim.scenario.section import Section
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
 from sim.scenario.setup import (
     Batch,
     Checkpoint,
     DataParallel,
+    Ddp,
     Fsdp,
+    Fsdp1,
     Host,
     Optimizer,
     Precision,
@@ -70,6 +81,7 @@ CHAIN_GPU = "h100-sxm-80gb"
 
 def resolve(document: Document, name: str, path: FilePath | None, overrides: tuple[str, ...] = ()) -> Scenario:
     """The scenario in a document. Raises ScenarioError with all problems; warnings go into the scenario."""
+    text = dumped(document)
     setups: list[Setup] = []
     problems, warnings = list(document.problems), list(document.warnings)
     document.problems.clear()
@@ -92,6 +104,7 @@ def resolve(document: Document, name: str, path: FilePath | None, overrides: tup
         strategies=tuple(setups),
         warnings=tuple(texts),
         overrides=overrides,
+        text=text,
     )
 
 
@@ -101,12 +114,18 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     parallel = sections.get("parallel") or ParallelSection()
     fsdp = parallel.fsdp
     pipeline: PipelineSection | None = parallel.pipeline
+    checkpoint: CheckpointSection | None = sections.get("checkpoint")
+    precision: PrecisionSection | None = sections.get("precision")
     model = _model(document, sections)
+    if precision and isinstance(model, ModelConfig):
+        section: ModelSection = sections.get("model")
+        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters)
+        if section.input_gradients is None and checkpoint and model.implementation == "transformers":
+            model = replace(model, input_gradients=True)
+        check_trained(document, model, sections.get("mode") or "train")
     cluster = _cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
     mesh = _mesh(document, parallel, cluster) if cluster and sections.whole("cluster", "parallel") else None
-    checkpoint: CheckpointSection | None = sections.get("checkpoint")
-    precision: PrecisionSection | None = sections.get("precision")
     if sections.get("torch"):
         check_version(document, sections.get("torch"))
     check_names(document, sections.get("profile"), sections.get("host"), cluster)
@@ -114,6 +133,12 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
         check_megatron_parallel(document, parallel, model, batch)
+        if parallel.context:
+            tensor = (parallel.tensor.degree, parallel.tensor.sequence_parallel) if parallel.tensor else (1, False)
+            check_context(document, parallel.context, model, batch.seq_len if batch else None, tensor)
+        if model:
+            check_experts(document, parallel, model)
+        check_families(document, parallel, model, sections)
     if batch and model:
         check_batch(document, batch, model)
     if checkpoint and model:
@@ -134,9 +159,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_offload(document, offload, checkpoint is not None, model)
     compiled: CompileSection | None = sections.get("compile")
     if compiled is not None and model and sections.whole("checkpoint", "parallel"):
-        check_compile(document, model, cluster, precision, checkpoint, fsdp, pipeline, offload)
+        check_compile(document, model, cluster, precision, checkpoint, parallel, offload)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
-        check_precision(document, precision, fsdp, cluster, model)
+        check_precision(document, precision, fsdp or parallel.fsdp1, cluster, model)
     if sections.whole("torch", "allocator"):
         check_allocator(document, sections.get("allocator"), sections.get("torch"))
     if document.problems or not (model and cluster and batch and mesh and precision):
@@ -151,7 +176,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         precision=_precision(precision, parallel),
         optimizer=_optimizer(sections.get("optimizer")),
         checkpoint=_checkpoint(checkpoint, model.layers),
-        fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
+        fsdp=_fsdp(parallel),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
@@ -160,7 +185,11 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         gemm_efficiency=sections.get("gemm_efficiency"),
         attention_kernel=sections.get("attention_kernel"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
+        context=resolve_context(parallel.context),
+        expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
+        ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
+        fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
         compile=resolve_compile(compiled),
     )
@@ -191,7 +220,7 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
     except ModelError as error:
         _note_faults(document, error)
         return None
-    overrides = {field: value for field in overridable_fields() if (value := getattr(section, field)) is not None}
+    overrides = {field: value for field in overridable_fields() if (value := _override(section, field)) is not None}
     try:
         model = build_model(name, shapes, section.implementation, overrides)
     except ModelError as error:
@@ -203,19 +232,26 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
     return model
 
 
+def _override(section: ModelSection, field: str) -> Any:
+    """A field's value, or what is given of a nested section."""
+    value = getattr(section, field)
+    return value.model_dump(exclude_none=True) if isinstance(value, Section) else value
+
+
 def _note_faults(document: Document, error: ModelError) -> None:
     """Blames the field; where nobody has written it, its value (a preset's, a config.json's) is told all the same."""
     for fault in error.faults:
-        written = document.value(("model", fault.field)) is not MISSING
+        path = ("model", *fault.field.split("."))
+        written = document.value(path) is not MISSING or fault.value is None
         message = fault.message if written else f"{shown(fault.value)}: {fault.message}"
-        document.problem(("model", fault.field), message, allowed=fault.allowed)
+        document.problem(path, message, allowed=fault.allowed)
 
 
 def _build_without(
     error: ModelError, name: str, shapes: Fields, implementation: str | None, overrides: Fields
 ) -> ModelConfig | None:
     """The model without its faulty fields, for the checks that remain."""
-    faulty = {fault.field for fault in error.faults}
+    faulty = {fault.field.partition(".")[0] for fault in error.faults}
     good = {field: value for field, value in overrides.items() if field not in faulty}
     with suppress(ModelError):
         return build_model(name, shapes, None if "implementation" in faulty else implementation, good)
@@ -268,31 +304,41 @@ def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSecti
 
 
 def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Mesh | None:
-    """Dimensions, outermost first; the ranks of a tensor-parallel group lie side by side."""
+    """Dimensions, outermost first; the ranks of a tensor-parallel group lie side by side, those of a context-parallel
+    group next (Megatron's order tp-cp-dp-pp, torchtitan's pp, dp, cp, tp)."""
     fsdp, data, tensor, pipeline = parallel.fsdp, parallel.data, parallel.tensor, parallel.pipeline
     if parallel == ParallelSection() and cluster.gpus > 1:
         advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
         document.problem(("parallel",), advice, show=False)
         return None
     dimensions = [] if pipeline is None else [("pp", pipeline.degree)]
-    if fsdp is not None:
-        dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
-        dimensions.append(("fsdp", fsdp.degree))
+    if (sharded := fsdp or parallel.fsdp1) is not None:
+        dimensions += [("replicate", sharded.replicas)] if sharded.replicas > 1 else []
+        dimensions.append(("fsdp", sharded.degree))
+    if parallel.ddp is not None:
+        dimensions.append(("dp", parallel.ddp.degree))
     if data is not None and (data.degree > 1 or tensor is None):
         dimensions.append(("dp", data.degree))
+    if parallel.context is not None:
+        dimensions.append(("cp", parallel.context.degree))
     if tensor is not None:
         dimensions.append(("tp", tensor.degree))
     try:
-        return Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)
+        mesh = Mesh(tuple(dimensions), cluster.gpus_per_node, cluster.gpus)
     except MeshError as error:
         document.problem(("parallel",), str(error), show=False)
         return None
+    if fsdp is not None or not (parallel.expert or parallel.context or data or tensor):
+        return mesh
+    experts = expert_mesh(document, parallel.expert, mesh, tensor.degree if tensor is not None else 1)
+    return None if experts is None else replace(mesh, experts=experts)
 
 
 def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precision:
     autocast = section.autocast
     if autocast is None:
-        autocast = parallel.fsdp is None and section.compute != section.parameters
+        alone = parallel.fsdp is None and parallel.fsdp1 is None
+        autocast = alone and section.compute != section.parameters
     return Precision(parameters=section.parameters, compute=section.compute, reduce=section.reduce, autocast=autocast)
 
 
@@ -314,10 +360,20 @@ def _region(section: RegionSection) -> Region:
 
 
 def _data(parallel: ParallelSection) -> DataParallel | None:
-    """Megatron's training loop: asked for, or what tensor parallelism without FSDP runs in."""
+    """Megatron's training loop: asked for, or what tensor or context parallelism without FSDP runs in."""
+    context = parallel.context.degree if parallel.context is not None else 1
     if parallel.data is not None:
-        return DataParallel(**parallel.data.model_dump())
-    return DataParallel() if parallel.tensor is not None and parallel.fsdp is None else None
+        fields = parallel.data.model_dump()
+        return DataParallel(**{**fields, "degree": parallel.data.degree * context})
+    loop = (parallel.tensor is not None or parallel.context is not None) and parallel.fsdp is None
+    return DataParallel(degree=context) if loop else None
+
+
+def _fsdp(parallel: ParallelSection) -> Fsdp | None:
+    if parallel.fsdp is None:
+        return None
+    context = parallel.context.degree if parallel.context is not None else 1
+    return Fsdp(**{**parallel.fsdp.model_dump(), "degree": parallel.fsdp.degree * context})
 
 
 def _host(section: HostSection) -> Host:

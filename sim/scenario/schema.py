@@ -11,6 +11,9 @@ from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.compile_section import CompileSection
+from sim.scenario.context import ContextSection
+from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
+from sim.scenario.families import DdpSection, Fsdp1Section
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -37,6 +40,7 @@ from sim.scenario.kinds import (
     Tokens,
     Version,
 )
+from sim.scenario.lora import LoraSection
 from sim.scenario.offload import OffloadSection
 from sim.scenario.section import Section
 
@@ -44,7 +48,8 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 class ChainSection(Section):
-    """The toy of the textbook: layers with given bytes and times. A list has one entry per layer."""
+    """The toy of the textbook: layers with given bytes and times. A list has one entry per layer; "98 MiB x 83" stands for
+    83 of them."""
 
     layers: Layers
     """Number of layers."""
@@ -111,8 +116,8 @@ class ModelSection(Section):
     """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones."""
     norm: Literal["fused", "manual", "layer_norm"] | None = None
     """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT."""
-    rope: Literal["complex", "cos_sin", "half", "none"] | None = None
-    """Rotary positions: complex or cos_sin in fp32, half in the model's dtype; none: learned positions."""
+    rope: Literal["complex", "cos_sin", "half", "fused", "none"] | None = None
+    """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
@@ -130,8 +135,17 @@ class ModelSection(Section):
     loss_chunking: Literal["backward", "projection", "logits"] | None = None
     """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
     projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
+    experts: ExpertsSection | None = None
+    """Experts in the place of MLPs. Default: those of the preset or config.json."""
+    latent: LatentSection | None = None
+    """Multi-head latent attention. Default: that of the preset or config.json."""
     frozen: Names | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
+    input_gradients: bool | None = None
+    """The embedding's output is made to require a gradient although the embedding is frozen, as reentrant regions need
+    (enable_input_require_grads). Default: true with transformers and checkpointing, else false."""
+    lora: LoraSection | None = None
+    """Adapters; everything else is frozen. Default: null, all parameters are trained."""
 
 
 class ClusterSection(Section):
@@ -243,11 +257,19 @@ class ParallelSection(Section):
 
     fsdp: FsdpSection | None = None
     """Fully sharded data parallelism (FSDP2). Default: null."""
+    ddp: DdpSection | None = None
+    """DistributedDataParallel. Default: null."""
+    fsdp1: Fsdp1Section | None = None
+    """FullyShardedDataParallel (FSDP1). Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""
     data: DataSection | None = None
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
+    context: ContextSection | None = None
+    """Context parallelism, for implementation megatron. Default: null."""
+    expert: ExpertParallelSection | None = None
+    """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None
     """Pipeline parallelism. Default: null."""
 

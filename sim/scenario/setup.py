@@ -9,6 +9,8 @@ from typing import Literal
 from sim.hardware.catalogue import Cluster
 from sim.hardware.mesh import Mesh
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.experts import ExpertParallel
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import TensorParallel
 
 
@@ -128,6 +130,7 @@ class Fsdp:
     `reshard_after_forward` speaks of the blocks: "torchtitan" (all but the last block), True, False, or a number of
     ranks to reshard to. `root_reshard_after_forward`: None is PyTorch's default (the root stays gathered).
     `units`: "blocks" (blocks + root) or "torchtitan_2026" (embedding | blocks | norm + head | root).
+    `degree`: ranks that share the parameters, context-parallel ones among them.
     `wrap`: "fsdp(checkpoint)" or "checkpoint(fsdp)"; FSDP2 gathers equally often either way.
     `gradient_sync`: "every" micro-batch reduces, or only the "last" (unsharded gradients are kept meanwhile).
     """
@@ -179,6 +182,7 @@ class Pipeline:
 class DataParallel:
     """Megatron's data parallelism and mixed precision: gradients summed in the reduce dtype, Adam on fp32 parameters.
 
+    `degree`: ranks that reduce gradients together, context-parallel ones among them.
     `distributed_optimizer`: fp32 parameters and moments split over the `degree` replicas, gradients reduce-scattered,
     parameters gathered after the step. `overlap`: reduce beside backward. `gradient_accumulation_fusion`: products for
     weights' gradients add to the main gradients themselves.
@@ -188,6 +192,40 @@ class DataParallel:
     distributed_optimizer: bool = False
     overlap: bool = False
     gradient_accumulation_fusion: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """DistributedDataParallel. `bucket_cap` None: 25 MiB, the first bucket 1 MiB. `gradient_sync`: gradients are summed
+    after "every" micro-batch, or only the "last" (no_sync)."""
+
+    degree: int
+    bucket_cap: int | None = None
+    gradient_as_bucket_view: bool = False
+    gradient_sync: Literal["every", "last"] = "every"
+    broadcast_buffers: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp1:
+    """FullyShardedDataParallel over every block and the root. `degree` ranks share each flat parameter (for "no_shard":
+    replicate it), `replicas` > 1 makes the hybrid strategies. `wrap` as in Fsdp; `backward_prefetch` None: none."""
+
+    degree: int
+    replicas: int = 1
+    strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = "full_shard"
+    use_orig_params: bool = False
+    limit_all_gathers: bool = True
+    backward_prefetch: Literal["pre", "post"] | None = "pre"
+    forward_prefetch: bool = False
+    wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
+    gradient_sync: Literal["every", "last"] = "every"
+    cast_forward_inputs: bool = False
+
+    @property
+    def shards(self) -> bool:
+        """Parameters are split over the ranks."""
+        return self.strategy != "no_shard" and self.degree > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +269,13 @@ class Setup:
     attention_kernel: str | None = None
     """Name in the cost profile of the kernel that is timed where SDPA runs flash attention; None: flash2."""
     tensor: TensorParallel = field(default_factory=TensorParallel)
+    context: ContextParallel = field(default_factory=ContextParallel)
+    """Its ranks share sequences, and are among the ranks of `data` and `fsdp`, which reduce gradients."""
+    expert: ExpertParallel = field(default_factory=ExpertParallel)
     data: DataParallel | None = None
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
+    ddp: Ddp | None = None
+    fsdp1: Fsdp1 | None = None
 
     @property
     def stages(self) -> int:
@@ -240,9 +283,19 @@ class Setup:
         return self.pipeline.degree if self.pipeline is not None else 1
 
     @property
+    def family(self) -> Ddp | Fsdp1 | None:
+        """The sharding family other than FSDP2 and Megatron's, if there is one."""
+        return self.ddp or self.fsdp1
+
+    @property
     def data_parallel(self) -> int:
         """Ranks that train on different data; the others share a rank's."""
-        return self.cluster.gpus // self.stages // self.tensor.degree
+        return self.cluster.gpus // self.stages // self.tensor.degree // self.context.degree
+
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of a sequence on one rank, between the operators that tensor-parallel ranks share too."""
+        return self.batch.seq_len // self.context.degree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +309,8 @@ class Scenario:
     warnings: tuple[str, ...] = field(default_factory=tuple)
     overrides: tuple[str, ...] = ()
     """What --set changed, as given."""
+    text: str = ""
+    """The whole scenario as one YAML document: what it extends and what was overridden worked in."""
 
     @property
     def title(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sim.program.world import Floats
+from sim.program.passage import Floats, Span
 
 RowTime = tuple[int, float, float, float]
 """(row, issue_ns, start_ns, end_ns) of a row that is no burst. A row of the host alone is issued when it starts."""
@@ -34,12 +34,29 @@ class Piece(NamedTuple):
     starts_ns: Floats | None
 
 
+class Part(NamedTuple):
+    """A passage, or the rest of it, as it was planned at one level: entries at `spans`, from entry `follows` on the
+    level's timeline, shifted; a later part of the same row replaces its rest. `begun`: the first span is the rest of an
+    entry that keeps its start.
+    """
+
+    row: int
+    base_ns: float  # the host's clock before the first entry
+    level: int
+    follows: int
+    shift_ns: float
+    spans: list[Span]
+    begun: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RankPlayed:
-    """One rank: times of its rows, pieces of its bursts, when its host and its last stream were through."""
+    """One rank: times of its rows, pieces of its bursts, parts of its passages, when its host and its last stream were
+    through."""
 
     rows: list[RowTime]
     pieces: list[Piece]
+    parts: list[Part]
     host_end_ns: float
     device_end_ns: float
 

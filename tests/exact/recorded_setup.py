@@ -9,8 +9,8 @@ from typing import Any
 from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
-from sim.model.config import Family, Implementation, ModelConfig
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
+from sim.model.config import Family, Implementation, Lora, ModelConfig
+from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Fsdp1, Host, Offload, Optimizer, Precision, Region, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
@@ -31,10 +31,38 @@ def llama_setup(meta: dict[str, Any]) -> Setup:
         batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
         precision=precision,
         checkpoint=_checkpoint(meta),
-        fsdp=_fsdp(meta, mixed) if meta["world"] else None,
+        fsdp=_fsdp(meta, mixed) if meta["world"] and "family" not in meta else None,
         zero=meta["zero"],
         offload=_offload(meta),
+        **_families(meta),
     )
+
+
+def _families(meta: dict[str, Any]) -> dict[str, Any]:
+    """Sharding families other than FSDP2."""
+    if meta.get("family") == "ddp":
+        cap = meta["cap"]
+        ddp = Ddp(
+            degree=meta["world"], bucket_cap=cap and cap << 20, gradient_as_bucket_view=meta["view"],
+            gradient_sync="every" if meta["sync_all"] else "last",
+        )  # fmt: skip
+        return {"ddp": ddp}
+    if meta.get("family") == "fsdp1":
+        replicas, degree = meta.get("hsdp") or (1, meta["world"])
+        fsdp1 = Fsdp1(
+            degree=degree, replicas=replicas, strategy=STRATEGIES[meta["strategy"]], use_orig_params=meta["orig"],
+            limit_all_gathers=meta["limit"], backward_prefetch=meta["bp"], forward_prefetch=meta["fp"],
+            wrap="checkpoint(fsdp)" if meta.get("wrap_outside") else "fsdp(checkpoint)",
+            gradient_sync="every" if meta["sync_all"] else "last", cast_forward_inputs=meta["cast_inputs"],
+        )  # fmt: skip
+        return {"fsdp1": fsdp1}
+    return {}
+
+
+STRATEGIES: Any = {
+    "FULL_SHARD": "full_shard", "HYBRID_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op",
+    "_HYBRID_SHARD_ZERO2": "shard_grad_op", "NO_SHARD": "no_shard",
+}  # fmt: skip
 
 
 def _offload(meta: dict[str, Any]) -> Offload | None:
@@ -57,7 +85,14 @@ def _llama(meta: dict[str, Any]) -> ModelConfig:
         tied_embeddings=meta.get("tie", False),
         qkv_bias=meta.get("qkv_bias", False), qk_norm=meta.get("qk_norm", False),
         frozen=_frozen(meta), loss_chunks=meta.get("chunks", 1), loss_chunking=meta.get("chunking", "backward"),
+        lora=_lora(meta), input_gradients=meta.get("inputs_grad", False),
     )  # fmt: skip
+
+
+def _lora(meta: dict[str, Any]) -> Lora | None:
+    """Recordings with adapters name them as `Lora` does."""
+    named = meta.get("lora")
+    return None if named is None else Lora(**_tuples(named))
 
 
 def _block_gpt(meta: dict[str, Any]) -> ModelConfig:
@@ -85,6 +120,8 @@ def _checkpoint(meta: dict[str, Any]) -> Checkpoint | None:
     kind = meta["ac"]
     if kind in ("none", "offload"):
         return None
+    if kind == "reentrant":
+        return Checkpoint(reentrant=True)
     if kind == "form":
         return form(meta["form"])
     save = tuple(meta.get("save") or TITAN_SELECTIVE) if kind == "op" else ()
@@ -154,7 +191,7 @@ def gpt_setup(meta: dict[str, Any]) -> Setup:
 
 def _setup(
     meta: dict[str, Any], *, model: ModelConfig, batch: Batch, precision: Precision, checkpoint: Checkpoint | None,
-    fsdp: Fsdp | None, zero: Any, offload: Any,
+    fsdp: Fsdp | None, zero: Any, offload: Any, **families: Any,
 ) -> Setup:  # fmt: skip
     ranks = meta.get("world") or 1
     capability = meta.get("cc", 90)
@@ -177,6 +214,7 @@ def _setup(
         ),
         mode=meta.get("mode", "train"),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
+        **families,
     )  # fmt: skip
 
 
@@ -202,7 +240,8 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
         layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
         kv_heads=meta["heads"] if gpt else meta["kv"],
         head_dim=meta["hidden"] // meta["heads"] if gpt else meta["head_dim"],
-        vocab=meta["V"], max_positions=meta["max_positions"], **choices,
+        vocab=meta["V"], max_positions=meta["max_positions"], lora=_lora(meta),
+        input_gradients=not gpt and bool(meta["ckpt"] or "form" in meta), **choices,
     )  # fmt: skip
     autocast, bf16 = meta["prec"] == "autocast", meta["prec"] == "bf16"
     return _setup(

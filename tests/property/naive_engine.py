@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import simpy
 
-from sim.program.world import BURST, DEVICE_SYNC, HOST, MEET, RECORD, SYNC, WAIT, Meeting, RankProgram, World
+from sim.program.passage import Passage
+from sim.program.world import BURST, DEVICE_SYNC, HOST, MEET, PASSAGE, RECORD, SYNC, WAIT, Meeting, RankProgram, World
 
 
 class Signal:
@@ -138,6 +140,54 @@ class Rank:
     host_end: float = math.nan
 
 
+class Crossing:
+    """One playing of a passage: its entries as they are issued, and what runs beside."""
+
+    def __init__(self, env: simpy.Environment, passage: Passage) -> None:
+        self.env, self.passage = env, passage
+        self.begun = env.event()
+        self.issued = [env.event() for _ in range(passage.size)]
+        self.ended = [env.event() for _ in range(passage.size)]
+        self.level = Gpu(env, 100)
+
+    def issue(self, times: dict, row: int, entry: int) -> None:
+        self.issued[entry].succeed(self.env.now)
+        if entry == 0:
+            self.env.process(self.side(times, row))
+
+    def side(self, times: dict, row: int):
+        yield self.begun
+        for entry in np.flatnonzero(self.passage.beside).tolist():
+            issue = yield self.issued[entry]
+            if self.passage.after[entry] >= 0:
+                yield self.ended[self.passage.after[entry]]
+            start = self.env.now
+            if self.passage.raises[entry]:
+                self.level.contend(self.passage.raises[entry], +1)
+            yield self.env.timeout(self.passage.duration_ns[0, entry])
+            if self.passage.raises[entry]:
+                self.level.contend(self.passage.raises[entry], -1)
+            times[row, entry] = issue, start, self.env.now
+            self.ended[entry].succeed()
+
+    def main(self, rank: Rank, row: int):
+        for entry in np.flatnonzero(~self.passage.beside).tolist():
+            issue = yield self.issued[entry]
+            start, left = self.env.now, 1.0
+            if self.passage.after[entry] >= 0:
+                yield self.ended[self.passage.after[entry]]
+            durations = self.passage.duration_ns[:, entry]
+            while left > 0:
+                begun, level = self.env.now, max(rank.gpu.level, self.level.level)
+                end = self.env.timeout(left * durations[level])
+                yield end | rank.gpu.changed | self.level.changed
+                if end.processed:
+                    break
+                left -= (self.env.now - begun) / durations[level] if durations[level] else 1.0
+            rank.times[row, entry] = issue, start, self.env.now
+            self.ended[entry].succeed()
+
+
 class NaiveEngine:
     def __init__(self, world: World) -> None:
         env = self.env = simpy.Environment()
@@ -192,12 +242,21 @@ class NaiveEngine:
                     yield rank.completed.changed
                 rank.times[row, 0] = start, start, env.now
                 continue
-            costs = self.world.bursts[argument].host_ns.tolist() if kind == BURST else [cost]
+            if kind == PASSAGE:
+                costs = self.world.passages[argument].host_ns.tolist()
+            else:
+                costs = self.world.bursts[argument].host_ns.tolist() if kind == BURST else [cost]
             while rank.pending[stream] + len(costs) > self.world.queue_rows:
                 yield rank.completed.changed
             rank.pending[stream] += len(costs)
+            crossing = Crossing(env, self.world.passages[argument]) if kind == PASSAGE else None
             for kernel, cost_of_launch in enumerate(costs):
                 yield env.timeout(cost_of_launch)
+                if crossing is not None:
+                    if kernel == 0:
+                        rank.queues[stream].put((row, kind, crossing, 0, len(costs), env.now))
+                    crossing.issue(rank.times, row, kernel)
+                    continue
                 rank.queues[stream].put((row, kind, argument, kernel, len(costs), env.now))
         rank.host_end = env.now
 
@@ -214,6 +273,14 @@ class NaiveEngine:
                 )
                 if kernel == kernels - 1:
                     gpu.compute(-1)
+            elif kind == PASSAGE:
+                gpu.compute(+1)
+                argument.begun.succeed()
+                yield from argument.main(rank, row)
+                gpu.compute(-1)
+                rank.pending[stream] -= kernels
+                rank.completed.fire()
+                continue
             elif kind == WAIT:
                 yield self.fired[argument]
             elif kind == RECORD:

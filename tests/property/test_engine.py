@@ -6,6 +6,7 @@ SIM_EXAMPLES sets the number of worlds per test: 200 by default, tens of thousan
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from sim.engine.deadlock import DeadlockError
 from sim.engine.play import play
-from sim.program.world import BURST, Burst, World
+from sim.program.passage import Passage
+from sim.program.world import BURST, PASSAGE, Burst, World
 from sim.timeline.expand import KernelTimes, expand
 from sim.timeline.records import Played
 from tests.property.naive_engine import NaiveEngine
@@ -137,12 +139,19 @@ def magnified(world: World, seed: int, nudge: float) -> World:
     return replace(
         world,
         bursts=[Burst(whole(burst.host_ns), whole(burst.duration_ns)) for burst in world.bursts],
+        passages=[magnified_passage(passage, whole) for passage in world.passages],
         ranks=[replace(program, host_ns=whole(program.host_ns)) for program in world.ranks],
         meetings=[
             replace(meeting, bytes=int(whole(meeting.bytes)), latency_ns=int(whole(meeting.latency_ns)))
             for meeting in world.meetings
         ],
     )
+
+
+def magnified_passage(passage: Passage, whole: Callable[[np.ndarray], np.ndarray]) -> Passage:
+    duration_ns = whole(passage.duration_ns)
+    duration_ns[:, passage.beside] = duration_ns[0, passage.beside]
+    return Passage(whole(passage.host_ns), duration_ns, passage.beside, passage.after, passage.raises)
 
 
 def assert_durations_lie_between_the_levels(world: World, rank: int, times: KernelTimes) -> None:
@@ -165,6 +174,6 @@ def is_busy(intervals: np.ndarray, time_ns: float) -> bool:
 def burst_intervals(world: World, played: Played, rank: int) -> np.ndarray:
     """[2, bursts]: start of the first and end of the last kernel of every burst of a rank."""
     times = expand(world, played, rank)
-    rows = np.flatnonzero(world.ranks[rank].kind == BURST)
+    rows = np.flatnonzero(np.isin(world.ranks[rank].kind, (BURST, PASSAGE)))
     first, last = np.searchsorted(times.row, rows), np.searchsorted(times.row, rows, "right") - 1
     return np.stack([times.start_ns[first], times.end_ns[last]])

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from hypothesis import strategies as st
 
+from sim.program.passage import Passage
 from sim.program.world import Meeting, World
 from sim.program.world_builder import WorldBuilder
 
-ACTIONS = ("launch",) * 4 + ("meet",) * 4 + ("record", "wait", "sync", "device_sync", "host")
+ACTIONS = ("launch",) * 3 + ("pass",) * 2 + ("meet",) * 4 + ("record", "wait", "sync", "device_sync", "host")
 
 
 @st.composite
@@ -23,12 +25,13 @@ def worlds(draw: st.DrawFn, crossed: bool = False) -> World:
     levels, links = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     host_ns = st.integers(0, draw(st.sampled_from([0, 1, 5, 40])))  # bound by the GPU ... by the host
     kernels = draw(st.lists(st.tuples(host_ns, durations(levels)), min_size=1, max_size=12))
+    queue_rows = draw(st.sampled_from([2, 8, 16, 1024, 1024, 1024]))
     builder = WorldBuilder(
         streams=[streams] * ranks,
         kernel_ns=[[kernel[level] for _, kernel in kernels] for level in range(levels)],
         launch_ns=[cost for cost, _ in kernels],
         capacity_bytes_per_ns=[draw(st.sampled_from([0.5, 1.0, 2.0, 3.0])) for _ in range(links)],
-        queue_rows=draw(st.sampled_from([2, 8, 16, 1024])),
+        queue_rows=queue_rows,
     )
     number = st.integers(0, len(kernels) - 1)
     recorded: list[list[int]] = [[] for _ in range(ranks)]
@@ -46,6 +49,8 @@ def worlds(draw: st.DrawFn, crossed: bool = False) -> World:
             case "launch":
                 scale = draw(st.sampled_from([1.0, 1.0, 0.5, 1.75]))
                 builder.launches(rank, stream, draw(st.lists(number, min_size=1, max_size=8)), scale)
+            case "pass" if queue_rows >= 1024:
+                builder.passes(rank, stream, builder.passage(draw(passages(levels, host_ns))))
             case "record":
                 recorded[rank].append(builder.record(rank, stream, draw(host_ns)))
             case "wait" if recorded[rank]:
@@ -67,6 +72,43 @@ def worlds(draw: st.DrawFn, crossed: bool = False) -> World:
         while unposted[rank]:
             post(rank)
     return builder.build()
+
+
+@st.composite
+def passages(draw: st.DrawFn, levels: int, host_ns: st.SearchStrategy[int]) -> Passage:
+    """Kernels and transfers beside them; some are waited for at once, some two at a time, some by their last record."""
+    duration_ns: list[list[int]] = []
+    beside, after, raises = [], [], []
+    unjoined: list[int] = []
+
+    def entry(on_side: bool, waits: int = -1, work: list[int] | None = None, lifts: int = 0) -> int:
+        duration_ns.append(work or [0] * levels)
+        beside.append(on_side)
+        after.append(waits)
+        raises.append(lifts)
+        return len(beside) - 1
+
+    def kernels() -> None:
+        for _ in range(draw(st.integers(0, 3))):
+            entry(False, work=draw(durations(levels)))
+
+    entry(False, work=draw(durations(levels)))
+    for _ in range(draw(st.integers(0, 4))):
+        kernels()
+        entry(True, waits=entry(False))
+        entry(True, work=[draw(st.integers(0, 80))] * levels, lifts=draw(st.integers(0, levels - 1)))
+        unjoined.append(entry(True))
+        kernels()
+        if draw(st.booleans()):
+            entry(False, waits=unjoined.pop())
+            unjoined.clear()
+        kernels()
+    if unjoined:
+        entry(False, waits=unjoined[-1])
+    costs = [draw(host_ns) for _ in beside]
+    return Passage(
+        np.array(costs), np.array(duration_ns).T.copy(), np.array(beside, bool), np.array(after), np.array(raises)
+    )
 
 
 @st.composite

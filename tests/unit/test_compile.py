@@ -91,6 +91,11 @@ REFUSED = {
         "compile: {}\nparallel: {fsdp: {degree: 2, wrap: checkpoint(fsdp)}}",
         "FSDP is outside",
     ),
+    "FSDP1": (
+        GPT2.replace("gpus_per_node: 1", "gpus_per_node: 2").replace("transformers", "nanogpt"),
+        "compile: {}\nparallel: {fsdp1: {degree: 2}}",
+        "eager mode only",
+    ),
     "split backward": (
         GPT2.replace("gpus_per_node: 1", "gpus_per_node: 2").replace("transformers", "nanogpt"),
         "compile: {}\nparallel: {pipeline: {degree: 2, schedule: zb-h1}}",

@@ -67,7 +67,7 @@ def test_shapes_add_up_to_the_published_number_of_parameters(name, published):
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_builds_in_every_implementation_of_its_family(name):
     shapes = preset_shapes(name)
-    for implementation in implementations_of(shapes["family"]):
+    for implementation in implementations_of(shapes["family"], shapes):
         config = preset(name, implementation)
         assert config.implementation == implementation
         assert config.heads % config.kv_heads == 0
@@ -121,7 +121,7 @@ def test_heads_that_do_not_divide_are_faults():
 
 def test_an_implementation_of_the_other_family_is_a_fault():
     assert faults(lambda: preset("llama-tiny", "nanogpt")) == [
-        ("implementation", "nanogpt", "no such code for the llama family;", ("torchtitan", "transformers"))
+        ("implementation", "nanogpt", "no such code for the llama family;", ("torchtitan", "transformers", "megatron"))
     ]
 
 

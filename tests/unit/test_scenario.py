@@ -100,6 +100,17 @@ def test_overrides_are_read_as_yaml_and_the_last_wins():
     assert setup.checkpoint == Checkpoint(every=2, save=("attention",))
 
 
+def test_entries_of_a_chain_may_be_repeated():
+    scenario = load_text(
+        "model: {chain: {layers: 5, entry: 1 MiB, activation: [1 MiB x 3, 2 MiB, 3 MiB x 1], forward: 1 us,"
+        " backward: [2 us x 5]}}\n"
+    )
+    chain = scenario.strategies[0].model
+    assert isinstance(chain, ChainConfig)
+    assert chain.activation_bytes == (1 << 20, 1 << 20, 1 << 20, 2 << 20, 3 << 20)
+    assert chain.backward_ns == (2000,) * 5
+
+
 def test_a_chain_needs_nothing_but_itself():
     text = (
         "model: {chain: {layers: 3, entry: 16 MiB, activation: [1 MiB, 2 MiB, 3 MiB], forward: 20 us, backward: 40 us,"

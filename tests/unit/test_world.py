@@ -135,7 +135,7 @@ def test_all_problems_of_a_world_are_reported_together() -> None:
         "meeting 1: links (4, 4), but the world has 1",
         "rank 0 row 2: unknown kind of row",
         "rank 0 row 0: no such stream",
-        "rank 0 row 1: no such burst, event or meeting",
+        "rank 0 row 1: no such burst, event, meeting or passage",
         "rank 0 row 1: negative host time",
         "rank 0 row 2: scale must be finite and above zero",
     )

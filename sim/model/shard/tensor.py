@@ -69,16 +69,22 @@ class RowParallelLinear(Module):
 
 
 class VocabParallelEmbedding(Module):
-    """Rows of weight [V/t, H]; tokens of other ranks' rows give zeros, and the ranks' sum is the embedding."""
+    """Rows of weight [V/t, H]; tokens of other ranks' rows give zeros, and the ranks' sum [B, S, H] is the embedding.
 
-    def __init__(self, count: int, width: int, parallel: TensorParallel) -> None:
+    `scatters`: with sequence parallelism a rank gets its tokens of the sum alone, [S/t, B, H].
+    """
+
+    def __init__(self, count: int, width: int, parallel: TensorParallel, scatters: bool = False) -> None:
         self.weight = Parameter(count // parallel.degree, width)
         self.parallel = parallel
+        self.scatters = scatters and parallel.splits_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self.parallel.degree == 1:
             return F.embedding(tokens, self.weight)
         x = F.embedding_of_shard(tokens, self.weight)
+        if self.scatters:
+            return F.reduce_scatter_tokens(x.transpose(0, 1).contiguous(), self.parallel.degree)
         return F.all_reduce(x, self.parallel.degree)
 
 

@@ -123,15 +123,15 @@ class Slice(Op):
 
 
 class Split(Op):
-    """Equal parts along the last dimension. Backward: one cat of all parts' gradients."""
+    """Parts along the last dimension. Backward: one cat of all parts' gradients."""
 
     node = "SplitBackward0"
 
     @staticmethod
-    def forward(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
-        shape = (*x.shape[:-1], size)
+    def forward(tape: Tape, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         full = x.strides if x.strides is not None else st.plain(x.shape)
-        return tuple(x.alias(shape, st.normalize(shape, full)) for _ in range(x.shape[-1] // size))
+        shapes = [(*x.shape[:-1], size) for size in sizes]
+        return tuple(x.alias(shape, st.normalize(shape, full)) for shape in shapes)
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
@@ -261,8 +261,9 @@ def slice_(tape: Tape, x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 
 @rule("split")
-def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
-    return tape.apply_tuple(Split, (x,), size)
+def split(tape: Tape, x: Tensor, size: int | tuple[int, ...]) -> tuple[Tensor, ...]:
+    sizes = size if isinstance(size, tuple) else (size,) * (x.shape[-1] // size)
+    return tape.apply_tuple(Split, (x,), sizes)
 
 
 @rule("chunk")

@@ -1,0 +1,82 @@
+"""Experts and latent attention out of plain fields: a preset's, a config.json's, and what a scenario changes of them."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from sim.model.experts import Experts, LatentAttention
+from sim.model.faults import Fault
+
+Fields = dict[str, Any]
+KINDS: dict[str, type[Experts] | type[LatentAttention]] = {"experts": Experts, "latent": LatentAttention}
+WRITTEN_BY: dict[str, tuple[str, ...]] = {"experts": ("megatron",), "latent": ("megatron",)}
+"""Whose code of them is imitated."""
+
+
+def merged(shapes: Fields, overrides: Fields) -> Fields:
+    """Overrides over shapes; experts and latent attention field by field."""
+    values = {**shapes, **overrides}
+    for name in KINDS:
+        parts = [fields for fields in (shapes.get(name), overrides.get(name)) if fields is not None]
+        if parts:
+            values[name] = {key: value for part in parts for key, value in part.items()}
+    return values
+
+
+def check_nested(values: Fields, family: str) -> list[Fault]:
+    """What is missing or does not fit. Counts are whole numbers of at least 1 already."""
+    faults = []
+    for name, kind in KINDS.items():
+        given = values.get(name)
+        if given is None:
+            continue
+        needed = [field.name for field in fields(kind) if field.default is MISSING]
+        faults += [Fault(f"{name}.{field}", None, "is needed") for field in needed if field not in given]
+        if family != "llama":
+            faults.append(Fault(name, "", f"the {family} family has none"))
+    if not faults and values.get("experts") is not None:
+        faults += _check_experts(Experts(**values["experts"]), values)
+    latent = values.get("latent")
+    if latent is not None and latent.get("rope_head_dim", 64) % 2:
+        faults.append(
+            Fault("latent.rope_head_dim", latent["rope_head_dim"], "must be even: rotary positions turn pairs")
+        )
+    return faults
+
+
+def _check_experts(experts: Experts, values: Fields) -> list[Fault]:
+    e, faults = experts, []
+
+    def fault(field: str, message: str) -> None:
+        faults.append(Fault(f"experts.{field}", getattr(e, field), message))
+
+    if e.top_k > e.count:
+        fault("top_k", f"must be at most the number of experts ({e.count})")
+    if e.dense_layers > values["layers"]:
+        fault("dense_layers", f"must be at most the number of layers ({values['layers']})")
+    if e.count % e.groups:
+        fault("groups", f"must divide the number of experts ({e.count})")
+    elif e.groups > 1 and (e.groups_top > e.groups or e.top_k % e.groups_top):
+        fault("groups_top", f"must be at most the number of groups ({e.groups}) and divide top_k ({e.top_k})")
+    if e.scores == "softmax" and e.selection_bias:
+        fault("selection_bias", "goes with scores: sigmoid")
+    if e.top_k == 1 and e.scores == "softmax" and not e.scores_first:
+        fault("scores_first", "with top_k 1 softmax over the chosen expert alone is always 1: true is expected")
+    if e.shared_gate and not e.shared_ffn_hidden:
+        fault("shared_gate", "there is no shared expert: give shared_ffn_hidden")
+    if e.top_k <= e.count and not 1 <= e.imbalance <= e.most_imbalance():
+        fault("imbalance", f"from 1 (balanced) to {e.most_imbalance():g} (every token goes to the busiest expert)")
+    return faults
+
+
+def completed(values: Fields) -> Fields:
+    """Fields of ModelConfig, with objects in the place of nested fields."""
+    objects = {name: kind(**values[name]) for name, kind in KINDS.items() if values.get(name) is not None}
+    return {**values, **objects}
+
+
+def written_by(values: Fields, known: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of the implementations known, those that have what the model needs."""
+    needed = [codes for name, codes in WRITTEN_BY.items() if values.get(name) is not None]
+    return tuple(code for code in known if all(code in codes for codes in needed))

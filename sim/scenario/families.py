@@ -1,0 +1,55 @@
+"""Families of sharding beside FSDP2, as sections of `parallel`: DDP, FSDP1."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sim.scenario.kinds import Bytes, Ranks
+from sim.scenario.section import Section
+
+
+class DdpSection(Section):
+    """DistributedDataParallel: every rank holds everything; gradients are summed in buckets beside backward."""
+
+    degree: Ranks
+    """Replicas of the model: the number of GPUs."""
+    bucket_cap: Bytes | None = None
+    """bucket_cap_mb: a bucket is full as soon as it holds so much, e.g. 25 MiB. Default: null, torch's 25 MiB with a
+    first bucket of 1 MiB (a given size holds for the first too)."""
+    gradient_as_bucket_view: bool = False
+    """Gradients are views of the buckets instead of copies: one copy of the gradients less. Default: false, as torch."""
+    gradient_sync: Literal["every", "last"] = "every"
+    """With `batch.accumulation` above 1: sum gradients of every micro-batch (default), or only of the last one
+    (no_sync)."""
+    broadcast_buffers: bool = True
+    """Buffers are broadcast before each forward that follows a sum. Default: true, as torch."""
+
+
+class Fsdp1Section(Section):
+    """FullyShardedDataParallel, FSDP1: the parameters of a block in one flat parameter, of which each rank keeps a part.
+
+    Gathered parameters and gradients are freed by record_stream: their bytes wait until other streams are through."""
+
+    degree: Ranks
+    """Ranks that share one copy of the parameters; degree x replicas is the number of GPUs."""
+    replicas: Ranks = 1
+    """Copies of the sharded model: above 1 the hybrid strategies. Default: 1."""
+    strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = "full_shard"
+    """full_shard (default): blocks drop their gathered parameters after forward; shard_grad_op: they keep them until
+    after backward; no_shard: nothing is split, gradients are summed block by block."""
+    use_orig_params: bool = False
+    """The optimizer sees the parameters that lie in the rank's part instead of the flat part. Default: false."""
+    limit_all_gathers: bool = True
+    """The host waits before it gathers ahead of more than two frees. Default: true, as torch since 2.0."""
+    backward_prefetch: Literal["pre", "post"] | None = "pre"
+    """Gather the next block in backward before this one's backward (default), after it, or not ahead at all (null)."""
+    forward_prefetch: bool = False
+    """Gather the next block in forward ahead of this one's computation, from the second step on. Default: false."""
+    wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
+    """Which wrapper is outside. Default: fsdp(checkpoint); with reentrant checkpoints outside, each block is gathered a
+    third time."""
+    gradient_sync: Literal["every", "last"] = "every"
+    """With `batch.accumulation` above 1: reduce gradients of every micro-batch (default), or only of the last one
+    (no_sync: gradients of whole blocks are kept in the compute dtype meanwhile)."""
+    cast_forward_inputs: bool = False
+    """Cast the inputs of wrapped blocks to the compute dtype. Default: false, as torch's MixedPrecision."""

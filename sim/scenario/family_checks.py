@@ -1,0 +1,45 @@
+"""Sharding families stand alone: what they are not modelled with is refused here."""
+
+from __future__ import annotations
+
+from sim.model.config import ChainConfig, ModelConfig
+from sim.scenario.document import Document
+from sim.scenario.schema import BatchSection, OptimizerSection, ParallelSection
+from sim.scenario.sections import Sections
+
+FAMILIES = ("ddp", "fsdp1")
+"""Fields of `parallel`."""
+OTHERS = ("fsdp", "data", "tensor", "context", "pipeline")
+
+
+def check_families(
+    document: Document, parallel: ParallelSection, model: ModelConfig | ChainConfig | None, sections: Sections
+) -> None:
+    """One family at a time, over whole models of language, without what changes gradients or parameters otherwise."""
+    given = [name for name in FAMILIES if getattr(parallel, name) is not None]
+    if not given:
+        return
+    family = given[0]
+    path = ("parallel", family)
+    for other in (*given[1:], *(name for name in OTHERS if getattr(parallel, name) is not None)):
+        document.problem(path, f"is modelled alone, not with parallel.{other}: leave one out", show=False)
+    if isinstance(model, ChainConfig):
+        document.problem(path, "a chain has no parameters to share", show=False)
+    elif model is not None and model.implementation == "megatron":
+        document.problem(path, "implementation megatron has its own: parallel.data", show=False)
+    elif model is not None and model.loss_chunks > 1:
+        document.problem(("model", "loss_chunks"), f"a chunked loss is modelled on one GPU only, not under {family}")
+    elif family == "fsdp1" and model is not None and (model.frozen or model.lora):
+        field = "frozen" if model.frozen else "lora"
+        document.problem(("model", field), "a flat parameter is trained whole: not modelled under fsdp1", show=False)
+    if parallel.fsdp1 is not None and parallel.fsdp1.strategy == "no_shard" and parallel.fsdp1.replicas > 1:
+        document.problem((*path, "replicas"), "no_shard replicates over degree already: 1")
+    if (sections.get("mode") or "train") != "train":
+        document.problem(("mode",), f"under {family} only training is modelled")
+    optimizer: OptimizerSection | None = sections.get("optimizer")
+    for name in ("in_backward", "master_weights"):
+        if optimizer is not None and getattr(optimizer, name):
+            document.problem(("optimizer", name), f"is modelled on one GPU only, not under {family}", show=False)
+    batch: BatchSection | None = sections.get("batch")
+    if getattr(parallel, family).gradient_sync == "last" and batch is not None and batch.accumulation == 1:
+        document.warning((*path, "gradient_sync"), "has no effect: a step has one micro-batch")
