@@ -304,11 +304,12 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.local_tokens)
+        sequences = micro_batches * self.setup.batch.micro_batch
+        tokens, targets = self.model.input_shapes(sequences, self.setup.local_tokens)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
-            self.tokens = self.tape.empty(shape, "int64")
-            self.targets = self.tape.empty(shape, "int64")
+            self.tokens = self.tape.empty(tokens, "int64")
+            self.targets = self.tape.empty(targets, "int64")
 
     def _norm_is_summed(self) -> None:
         """A pipeline's stages add up their squared norms here."""

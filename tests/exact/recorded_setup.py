@@ -10,8 +10,11 @@ from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, Lora, ModelConfig
+from sim.model.encoders import ENCODERS, OWN_FIELDS
 from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Fsdp1, Host, Offload, Optimizer, Precision, Region, Setup
 
+FAMILIES: dict[str, Family] = {"gpt2": "gpt", "megatron": "gpt", "bert": "bert"}
+"""By transformers' model type; all others are Llama-like."""
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
 
@@ -221,11 +224,14 @@ def _setup(
 def implementation_setup(meta: dict[str, Any]) -> Setup:
     """Recordings of transformers' and Megatron's models on one GPU; meta["arch"] is transformers' model type."""
     gpt = meta["arch"] in ("gpt2", "megatron")
-    family: Family = "gpt" if gpt else "llama"
+    family: Family = FAMILIES.get(meta["arch"], "llama")
     implementation: Implementation = meta["implementation"]
     choices = IMPLEMENTATIONS[family, implementation] | {"tied_embeddings": meta["tie"]}
     choices |= {"keep_logits": meta["keep_logits"]}
-    if gpt:
+    if family in ENCODERS:
+        choices |= {"dropout": meta["dropout"], "attention": meta["attention"]}
+        choices |= {name: meta[name] for name in OWN_FIELDS if name in meta}
+    elif gpt:
         choices |= {"dropout": meta["dropout"]}
     else:
         choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
