@@ -13,6 +13,8 @@ from sim.scenario.setup import SPLITS_BACKWARD, Compile
 
 FLASH_FROM = (8, 0)
 """Compute capability from which flash attention runs."""
+COMPILED = (("llama", "torchtitan"), ("llama", "transformers"), ("gpt", "nanogpt"), ("gpt", "transformers"))
+"""Families and implementations whose blocks' operators the tracer knows."""
 NOT_COMPILED = ("segment", "sequential", "nested", "boundaries", "inside", "discard", "reentrant", "keep_micro_batches")
 """Settings of checkpoint that are modelled in eager mode only."""
 
@@ -31,9 +33,12 @@ def check_compile(
     if isinstance(model, ChainConfig):
         document.problem(path, "a chain has no operators to compile", show=False)
         return
-    if model.implementation == "megatron":
-        document.problem(path, "Megatron's layers are fused by hand, and not modelled compiled", show=False)
+    if (model.family, model.implementation) not in COMPILED:
+        message = f"{model.implementation}'s {model.family} blocks are modelled in eager mode only"
+        document.problem(path, message, show=False)
         return
+    if model.lora is not None:
+        document.problem(path, "adapters are modelled in eager mode only", show=False)
     if model.attention != "sdpa" or model.head_dim % 8:
         what = f"attention: {model.attention}" if model.attention != "sdpa" else f"heads of {model.head_dim}"
         document.problem(path, f"blocks are modelled compiled with flash attention only, not with {what}", show=False)

@@ -78,7 +78,7 @@ def test_nothing_of_a_region_outlives_its_step() -> None:
 
 
 REFUSED = {
-    "megatron": (TINY.replace("PRESET", "gpt-tiny").replace("CODE", "megatron"), "compile: {}", "Megatron"),
+    "megatron": (TINY.replace("PRESET", "gpt-tiny").replace("CODE", "megatron"), "compile: {}", "megatron's gpt blocks"),
     "fp32": (TINY.replace("PRESET", "llama-tiny").replace("CODE", "torchtitan").replace("bf16", "fp32"), "compile: {}", "fp32"),
     "old GPU": (GPT2.replace("h100", "v100").replace("bf16", "fp16"), "compile: {}", "compute capability 8.0"),
     "segments": (GPT2, "compile: {}\ncheckpoint: {segment: 2}", "whole layers"),

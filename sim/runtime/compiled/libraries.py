@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import Any, cast
 
-from sim.runtime.autograd import Node
 from sim.runtime.compiled.elementwise import autocast_to, plain_view, reshape, to
 from sim.runtime.compiled.graph import Extern, Value
 from sim.runtime.compiled.trace import Gradients, Meta, NotCompilable, Tracer, rule
@@ -57,7 +56,7 @@ def _linear(t: Tracer, x: Value, weight: Value, bias: Value | None, n: int) -> V
 
 
 @rule("attention")
-def attention(t: Tracer, q: Value, k: Value, v: Value, dropout_p: float, kernel: str) -> Value:
+def attention(t: Tracer, q: Value, k: Value, v: Value, dropout_p: float, kernel: str, causal: bool = True) -> Value:
     """Flash attention, a library's kernel."""
     if t.autocast_dtype:
         v, k, q = (cast(Any, autocast_to(t, x, t.autocast_dtype)) for x in (v, k, q))
@@ -67,12 +66,11 @@ def attention(t: Tracer, q: Value, k: Value, v: Value, dropout_p: float, kernel:
     like_q = t.pointwise("", q).strides if q.strides is not None else None
 
     def run(tape: Tape, inputs: list[Tensor], _: Tensor | None) -> tuple[Tensor, ...]:
-        return Flash.forward(tape, inputs[0], inputs[1], inputs[2], dropout_p)
+        return Flash.forward(tape, inputs[0], inputs[1], inputs[2], dropout_p, causal)
 
     def run_backward(tape: Tape, inputs: list[Tensor], _: Tensor | None) -> tuple[Tensor, ...]:
         g, q_, k_, v_, out_, *rest = inputs
-        results = Flash.backward(tape, cast(Node, None), [g], [k_, q_, v_, rest[0], out_, *rest[1:]])
-        return tuple(cast("list[Tensor]", results))
+        return Flash.gradients(tape, g, [k_, q_, v_, rest[0], out_, *rest[1:]], causal)
 
     metas = (
         Meta(q.shape, q.dtype, like_q),
