@@ -149,7 +149,7 @@ def test_the_attention_kernel_is_that_of_the_software_of_its_time() -> None:
 
 
 def test_compiled_rows_are_scored_with_the_assumption_said() -> None:
-    assert "compiled in the source" in assumed(compile="yes")
+    assert "compiled block by block" in assumed(compile="yes")
     assert document(compile="yes")["model"]["norm"] == "fused"
     assert document()["model"]["norm"] == "manual"
 
