@@ -229,6 +229,24 @@ class Fsdp1:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Zero:
+    """DeepSpeed's ZeRO. Sizes in elements. `overlap_comm` None: DeepSpeed's default, true for stage 3 only.
+
+    Of stage 3: `prefetch_bucket` elements are gathered ahead, at most `max_live` are gathered, parameters needed again
+    within `max_reuse_distance` stay, those below `persistence_threshold` always do.
+    """
+
+    degree: int
+    stage: Literal[1, 2, 3]
+    reduce_bucket: int = 500_000_000
+    overlap_comm: bool | None = None
+    prefetch_bucket: int = 50_000_000
+    persistence_threshold: int = 100_000
+    max_live: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
 
@@ -276,6 +294,7 @@ class Setup:
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
     ddp: Ddp | None = None
     fsdp1: Fsdp1 | None = None
+    zero: Zero | None = None
 
     @property
     def stages(self) -> int:
@@ -283,9 +302,9 @@ class Setup:
         return self.pipeline.degree if self.pipeline is not None else 1
 
     @property
-    def family(self) -> Ddp | Fsdp1 | None:
+    def family(self) -> Ddp | Fsdp1 | Zero | None:
         """The sharding family other than FSDP2 and Megatron's, if there is one."""
-        return self.ddp or self.fsdp1
+        return self.ddp or self.fsdp1 or self.zero
 
     @property
     def data_parallel(self) -> int:
