@@ -56,8 +56,10 @@ def check_compile(
         if choice is not None and (choice.inside or choice.discard or choice.reentrant):
             document.problem(("checkpoint", "layers"), "with compile, a layer is checkpointed as a whole", show=False)
             break
-    if parallel.fsdp1 is not None:
-        document.problem(("parallel", "fsdp1"), "is modelled in eager mode only: with compile use fsdp", show=False)
+    for name in ("fsdp1", "zero"):
+        if getattr(parallel, name) is not None:
+            message = "is modelled in eager mode only: with compile use fsdp"
+            document.problem(("parallel", name), message, show=False)
     if parallel.fsdp is not None and parallel.fsdp.wrap != "fsdp(checkpoint)":
         document.problem(("parallel", "fsdp", "wrap"), "with compile, FSDP is outside: its hooks are not compiled")
     if parallel.pipeline is not None and parallel.pipeline.schedule in SPLITS_BACKWARD:

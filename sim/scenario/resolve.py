@@ -119,7 +119,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     model = _model(document, sections)
     if precision and isinstance(model, ModelConfig):
         section: ModelSection = sections.get("model")
-        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters)
+        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters, precision.compute)
         if section.input_gradients is None and checkpoint and model.implementation == "transformers":
             model = replace(model, input_gradients=True)
         check_trained(document, model, sections.get("mode") or "train")
@@ -156,7 +156,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
-        check_offload(document, offload, checkpoint is not None, model)
+        check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
     compiled: CompileSection | None = sections.get("compile")
     if compiled is not None and model and sections.whole("checkpoint", "parallel"):
         check_compile(document, model, cluster, precision, checkpoint, parallel, offload)

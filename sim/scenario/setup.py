@@ -106,14 +106,16 @@ class Offload:
     """Saved tensors that wait for backward in host memory.
 
     `what`: "saved_tensors" is torch.autograd.graph.save_on_cpu (every saved tensor, weights and duplicates too),
-    "checkpoint_inputs" what checkpointed regions keep, "activations" saved tensors other than parameters and buffers.
+    "checkpoint_inputs" what checkpointed regions keep, "activations" saved tensors other than parameters and buffers,
+    "stage_activations" those of a micro-batch in a pipeline stage as one bundle, of whose bytes a `share` leaves.
     `layers`: which (None: the whole forward, loss and all). `streams`: copies run on the compute stream, as
     save_on_cpu's, or on side streams of their own. For side streams: `look_ahead` layers are fetched before backward
     reaches them (0: each tensor when it is asked for), `in_flight` tensors leave at a time, tensors below `above_bytes`
     stay. `pinned_pool`: pinned blocks are kept and used again, as PyTorch does; else every tensor is pinned anew.
     """
 
-    what: Literal["saved_tensors", "checkpoint_inputs", "activations"]
+    what: Literal["saved_tensors", "checkpoint_inputs", "activations", "stage_activations"]
+    share: float = 1.0
     layers: tuple[int, ...] | None = None
     pinned: bool = True
     pinned_pool: bool = True
