@@ -112,9 +112,13 @@ def compare(
     files: Annotated[list[Path], typer.Argument(help="Scenario files, run folders, or summary.json files.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where compare.png goes.")] = Path("out"),
     no_files: Annotated[bool, typer.Option("--no-files", help="Draw no figure.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Draw compare.svg instead of compare.png.")] = False,
     jobs: Jobs = None,
 ) -> None:
     """Put strategies side by side, with differences against the first: a table, and all curves in compare.png.
+
+    "Bound by" is memory where a strategy does not fit, else what compute waits for most (network, PCIe, pipeline
+    bubble, host), with its share of the step; compute where no wait reaches a tenth.
 
     Example: python -m sim compare out/fsdp_ckpt/none out/fsdp_ckpt/full
     """
@@ -129,7 +133,7 @@ def compare(
         if (warning := token_warning(entries)) is not None:
             print(warning, file=sys.stderr)
         if not no_files:
-            written = write_comparison(out, entries)
+            written = write_comparison(out, entries, "svg" if svg else "png")
             console.print(f"\nFigure: {written}" if written else "\nNothing to draw.", soft_wrap=True)
         raise typer.Exit(exit_code([entry.summary.fits for entry in entries], strict=False))
 
