@@ -55,6 +55,9 @@ def run(
     ] = False,
     no_files: Annotated[bool, typer.Option("--no-files", help="Write no tables, traces and figures.")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path("out"),
+    every_rank: Annotated[
+        bool, typer.Option("--every-rank", help="Also write trace and snapshot of every pipeline rank, under ranks/.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if any strategy does not fit.")] = False,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable.")
@@ -86,7 +89,10 @@ def run(
         if not no_files:
             every = strategy_folders(out, loaded.title, [setup.name for setup in loaded.strategies])
             folders = [folder for folder, setup in zip(every, loaded.strategies) if setup in setups]
-        tasks = [Task(scenario=loaded, setup=setup, folder=folder) for setup, folder in zip(setups, folders)]
+        tasks = [
+            Task(scenario=loaded, setup=setup, folder=folder, every_rank=every_rank)
+            for setup, folder in zip(setups, folders)
+        ]
         summary = summarize_run(loaded, tuple(answer.summary for answer in play_all(tasks, jobs)))
         written = [folder for folder in folders if folder is not None]
         if written:
