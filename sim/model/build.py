@@ -10,6 +10,7 @@ from sim.model.language_model import Embedding, LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.megatron_bert import MegatronBert
 from sim.model.megatron_gpt import MegatronGpt
+from sim.model.megatron_t5 import MegatronT5
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import TensorParallel
 from sim.model.transformers_bert import BertForMaskedLM, BertForSequenceClassification
@@ -30,6 +31,8 @@ def build_model(
     """
     if config.implementation == "megatron":
         parts = parallel or TensorParallel(), expert_parallel or ExpertParallel(), context or ContextParallel()
+        if config.family == "t5":
+            return MegatronT5(config, *parts)
         return (MegatronBert if config.family == "bert" else MegatronGpt)(config, *parts)
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")

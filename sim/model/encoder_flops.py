@@ -28,8 +28,12 @@ def _tokens(config: ModelConfig, name: str, seq_len: int, target_len: int) -> in
     attention across stacks on the source."""
     if name.startswith(("classifier.", "pooler.", "binary_head.")):
         return 1
+    if config.decoder_layers and name.endswith("word_embeddings.weight"):
+        return target_len
     if name.endswith("word_embeddings.weight"):
         return seq_len if config.tied_embeddings and config.head != "classification" else 0
-    if name.startswith("decoder.") and ".EncDecAttention.k." not in name and ".EncDecAttention.v." not in name:
+    if any(part in name for part in (".EncDecAttention.k.", ".EncDecAttention.v.", ".cross_attention.linear_kv.")):
+        return seq_len
+    if name.startswith("decoder"):
         return target_len
     return target_len if name.startswith(("shared.", "lm_head.")) else seq_len

@@ -48,6 +48,19 @@ DEFAULTS: dict[tuple[Family, Implementation], Fields] = {
         "logits": "keep_dtype",
         "keep_logits": True,
     },
+    ("t5", "megatron"): {
+        "norm": "layer_norm",
+        "rope": "none",
+        "bias": True,
+        "tied_embeddings": True,
+        "activation": "gelu",
+        "dropout": 0.1,
+        "max_positions": 512,
+        "attention": "unfused",
+        "bias_gelu_fusion": True,
+        "bias_dropout_fusion": True,
+        "logits": "loss_upcast",
+    },
     ("vit", "transformers"): {
         "norm": "layer_norm",
         "rope": "none",
@@ -94,6 +107,10 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
         "activation": ("relu", "gated_gelu"),
         "attention": ("unfused",),
     },
+    ("t5", "megatron"): _COMMON
+    | _LAYER_NORM
+    | {"qkv_bias": (False,), "relative_buckets": (0,), "tied_embeddings": (True,), "attention": ("unfused",)}
+    | {"bias_gelu_fusion": (False, True), "bias_dropout_fusion": (False, True), "logits": ("loss_upcast",)},
     ("vit", "transformers"): _COMMON
     | _LAYER_NORM
     | {"head": ("classification",), "tied_embeddings": (False,), "vocab": (0,)},

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sim.report.evidence import Evidence
 from sim.report.files import FILES
 from sim.report.offload import host_footnote, offload_columns, offload_explanation
-from sim.report.summary import Evidence, OutOfMemory, RunSummary, StrategySummary
+from sim.report.summary import OutOfMemory, RunSummary, StrategySummary
 from sim.report.tables import LONGEST_NAME, Column, strategy_tables
 from sim.report.words import (
     ASCII,

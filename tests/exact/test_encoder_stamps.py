@@ -119,3 +119,14 @@ def test_megatrons_bert_in_stages(schedule: str) -> None:
     setup = setup_of(f"{MEGATRON}parallel: {{tensor: {{degree: 2}}, pipeline: {schedule}}}\n")
     for rank in range(2):
         assert_equal(record_pipeline(setup, rank, 3, stamps=True), record_pipeline(setup, rank, 3, stamps=False))
+
+
+@pytest.mark.parametrize("form", ["null", "{every: 1}"])
+def test_megatrons_t5_is_recorded_live(form: str) -> None:
+    model = (
+        "model: {preset: t5-small, implementation: megatron, layers: 3, decoder_layers: 3, hidden: 256, vocab: 1024}"
+    )
+    rest = MEGATRON.split("\n", 2)[2].replace("seq_len: 128", "seq_len: 128, target_len: 64")
+    parallel = "parallel: {tensor: {degree: 2, sequence_parallel: true}, data: {degree: 2}}"
+    setup = setup_of(f"{model}\n{rest}{parallel}\ncheckpoint: {form}\n")
+    assert_equal(record_training(setup, 2, stamps=True), record_training(setup, 2, stamps=False))

@@ -25,8 +25,12 @@ CONFIG = {
 }
 
 
+def preset_of(name, implementation, **overrides):
+    return build_model(name, preset_shapes(name), implementation, overrides)
+
+
 def preset(name, **overrides):
-    return build_model(name, preset_shapes(name), None, overrides)
+    return preset_of(name, None, **overrides)
 
 
 @pytest.mark.parametrize(
@@ -275,3 +279,20 @@ def test_megatrons_bert_splits_no_tokens():
     text = MEGATRON.replace("tensor: {degree: 2}", "tensor: {degree: 2, sequence_parallel: true}")
     assert [path for _, path, _ in problems(text)] == ["parallel.tensor.sequence_parallel"]
     assert [path for _, path, _ in problems(MEGATRON.replace("vocab", "head: language_model, vocab"))] == ["model.head"]
+
+
+def test_megatrons_t5_has_learned_positions_and_biases():
+    model = preset_of("t5-base", "megatron", vocab=30720)
+    h, f = 768, 3072
+    encoder = 4 * h * h + 4 * h + 2 * h * f + f + h + 4 * h
+    decoder = encoder + 4 * h * h + 4 * h + 2 * h
+    assert (model.norm, model.rope, model.activation, model.relative_buckets) == ("layer_norm", "none", "gelu", 0)
+    assert parameter_count(model) == 12 * (encoder + decoder) + (30720 + 512) * h + 4 * h + 30720
+
+
+def test_megatrons_t5_is_refused_in_stages_and_parts():
+    text = T5.replace("t5-base", "t5-base, implementation: megatron") + "precision: {parameters: bf16}\n"
+    assert only(text).model.implementation == "megatron"
+    staged = text.replace("gpus_per_node: 1", "gpus_per_node: 2") + "parallel: {pipeline: {degree: 2}}\n"
+    assert "parallel.pipeline" in [path for _, path, _ in problems(staged)]
+    assert "checkpoint.inside" in [path for _, path, _ in problems(f"{text}checkpoint: {{inside: core_attention}}\n")]
