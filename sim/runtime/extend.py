@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim.program.program import Ints, Mark, Mem, Program, Row
+from sim.program.program import Ints, Mark, Mem, Program, Row, narrow
 
 RECORDED_STEPS = 3
 
@@ -52,12 +52,15 @@ def extend(program: Program, steps: int) -> Program:
         program,
         row_kind=repeated(program.row_kind, rows),
         row_stream=repeated(program.row_stream, rows),
-        row_argument=np.concatenate(
-            [program.row_argument, *(argument + numbered * events_per_step * n for n in extra)]
+        row_argument=narrow(
+            np.concatenate([program.row_argument, *(argument + numbered * events_per_step * n for n in extra)]),
+            np.int32,
         ),
         row_where=repeated(program.row_where, rows),
         mem_kind=repeated(program.mem_kind, events),
-        mem_handle=np.concatenate([program.mem_handle, *(handle + moves * per_step * n for n in extra)]),
+        mem_handle=narrow(
+            np.concatenate([program.mem_handle, *(handle + moves * per_step * n for n in extra)]), np.int32
+        ),
         mem_bytes=repeated(program.mem_bytes, events),
         mem_stream=repeated(program.mem_stream, events),
         mem_row=np.concatenate([program.mem_row, *(program.mem_row[events] + row_count * n for n in extra)]),
