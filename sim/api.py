@@ -245,8 +245,11 @@ def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
             return programs, memories, Cycle(1, 1)
         cycle = find_cycle(memories)
         if cycle is not None:
-            programs = [cut(program, cycle.steps) for program in programs]
-            return programs, [memory.until(program) for memory, program in zip(memories, programs)], cycle
+            recorded.clear()
+            for rank, program in enumerate(programs):  # one by one: large runs have no room for all of them twice
+                programs[rank] = program = cut(program, cycle.steps)
+                memories[rank] = memories[rank].until(program) if plays else device_memory(setup, program)
+            return programs, memories, cycle
     return programs, memories, Cycle(1, MOST_STEPS - 1, settled=False)
 
 
