@@ -34,7 +34,7 @@ def export_megatron(setup: Setup, file: str) -> tuple[str, list[str]]:
         raise ImportProblems([Problem(file=file, path="model.implementation", message=message)])
     launch = f"torchrun --nproc-per-node {setup.cluster.gpus_per_node} --nnodes {setup.cluster.nodes} pretrain_gpt.py"
     groups = [
-        _network(model), _experts(model), _batch(setup, model), _parallel(setup), _recomputation(setup), _numbers(setup),
+        _network(model), _experts(model), _batch(setup), _parallel(setup), _recomputation(setup), _numbers(setup),
     ]  # fmt: skip
     text = " \\\n    ".join([launch, *(" ".join(group) for group in map(list, groups) if group)]) + "\n"
     options = Options(gpu=setup.cluster.gpu.name)
@@ -100,9 +100,9 @@ def _experts(model: ModelConfig) -> Iterator[str]:
     yield from (flag for flag, is_set in flags.items() if is_set)
 
 
-def _batch(setup: Setup, model: ModelConfig) -> Iterator[str]:
+def _batch(setup: Setup) -> Iterator[str]:
     batch = setup.batch
-    total = batch.micro_batch * batch.accumulation * (setup.data.degree if setup.data else setup.data_parallel)
+    total = batch.micro_batch * batch.accumulation * setup.data_parallel
     yield f"--seq-length {batch.seq_len} --micro-batch-size {batch.micro_batch} --global-batch-size {total}"
 
 
@@ -110,6 +110,9 @@ def _parallel(setup: Setup) -> Iterator[str]:
     if setup.tensor.degree > 1:
         yield f"--tensor-model-parallel-size {setup.tensor.degree}"
         yield from ["--sequence-parallel"] if setup.tensor.sequence_parallel else []
+    if setup.context.degree > 1:
+        kind = {"ring": "p2p", "all-gather": "all_gather"}[setup.context.kind]
+        yield f"--context-parallel-size {setup.context.degree} --cp-comm-type {kind}"
     if setup.expert.degree > 1:
         yield f"--expert-model-parallel-size {setup.expert.degree}"
     if _has_experts(setup) and setup.expert.tensor != setup.tensor.degree:

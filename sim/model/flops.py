@@ -1,10 +1,14 @@
-"""FLOPs per token as people count them for MFU."""
+"""FLOPs as people count them for MFU."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.config import ModelConfig
+from sim.model.encoder_flops import encoder_flops
+from sim.model.encoders import ENCODERS
 
 MFU_FORMULA = (
     "6 * P + 12 * L * A * D * S FLOPs per token over the dense peak; P: parameters without the token embedding table "
@@ -14,8 +18,12 @@ MFU_FORMULA = (
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """All parameters, a shared one once."""
-    return sum(p.elements for p in build_model(config).parameters())
+    """All parameters, a shared one once; quantized ones count as what they were."""
+    return sum(p.elements for p in build_model(_unquantized(config)).parameters())
+
+
+def _unquantized(config: ModelConfig) -> ModelConfig:
+    return config if config.lora is None else replace(config, lora=replace(config.lora, base=None))
 
 
 def active_parameter_count(config: ModelConfig) -> int:
@@ -37,6 +45,13 @@ def model_flops_per_token(config: ModelConfig, seq_len: int) -> int:
     return 6 * weights - 2 * _frozen_weights(config) + 6 * config.layers * config.heads * widths * seq_len
 
 
+def model_flops_per_sequence(config: ModelConfig, seq_len: int) -> int:
+    """Forward and backward of one sequence of S tokens (MFU_FORMULA), without recomputation."""
+    if config.family in ENCODERS:
+        return encoder_flops(config, parameter_count(config), seq_len)
+    return model_flops_per_token(config, seq_len) * seq_len
+
+
 def trained_parameter_count(config: ModelConfig) -> int:
     """Parameters that get a gradient."""
     return sum(p.elements for name, p in build_model(config).named_parameters() if is_trained(config, name))
@@ -46,7 +61,7 @@ def _frozen_weights(config: ModelConfig) -> int:
     """Weights that work on a token and have no gradient of their own; the embedding table, which comes first, is none."""
     table, count = None if config.tied_embeddings else (config.vocab, config.hidden), 0
     passed, of = (1, 1) if config.experts is None else (config.experts.top_k, config.experts.count)
-    for name, parameter in build_model(config).named_parameters():
+    for name, parameter in build_model(_unquantized(config)).named_parameters():
         if parameter.shape == table:
             table = None
         elif not is_trained(config, name):

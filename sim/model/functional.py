@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sim.model.calls import Shape, Tensor, call, call_tuple
 from sim.model.module import Parameter
 from sim.model.shard.context import ContextParallel
+
+if TYPE_CHECKING:
+    from sim.model.quantized import Nf4Weight
 
 
 def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
     """x [..., in] times weight [out, in] transposed, plus bias [out]."""
     return call("linear", x, weight.tensor, bias.tensor if bias is not None else None)
+
+
+def nf4_linear(x: Tensor, weight: Nf4Weight) -> Tensor:
+    """x [..., in] times a four-bit weight [out, in], dequantized for the product."""
+    return call("nf4_linear", x, weight)
 
 
 def conv1d_linear(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
@@ -151,9 +161,17 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, ranks: int = 1
     return call("vocab_parallel_cross_entropy", logits, targets, ranks)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, kernel: str = "sdpa") -> Tensor:
-    """Causal scaled_dot_product_attention over [B, heads, S, D]; kernel "sdpa" (what PyTorch picks) or "math"."""
-    return call("attention", q, k, v, dropout_p, kernel)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, kernel: str = "sdpa", causal: bool = True
+) -> Tensor:
+    """scaled_dot_product_attention over [B, heads, S, D], is_causal or without a mask; kernel "sdpa" (what PyTorch picks)
+    or "math"."""
+    return call("attention", q, k, v, dropout_p, kernel, causal)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """torch.matmul of [B, heads, m, k] and [B, heads, k, n]."""
+    return call("matmul", a, b)
 
 
 def cat_last(parts: tuple[Tensor, ...]) -> Tensor:

@@ -306,6 +306,10 @@ class Recorder:
         )
         return rows, events
 
+    def moved_base(self, base: int, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> int:
+        """The same for one phase and module path."""
+        return int(self._moved(np.array([base], np.int64), old_paths, new_paths)[0])
+
     def append(self, recording: Recording, first_handle: Ints, places: Places) -> None:
         """Issue a recording again, at other places: `first_handle` per memory event."""
         self._close_chunk()

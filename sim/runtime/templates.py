@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sim.model.calls import Shape
 from sim.model.module import Parameter
-from sim.runtime.recorder import Places, Recording
+from sim.runtime.recorder import Places, Recorder, Recording
 from sim.runtime.strides import Strides
 from sim.runtime.tensor import Storage, Tensor
 
@@ -42,22 +42,27 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """A tensor that a template leaves behind: its handle counted from the template's first."""
+    """A tensor that a template leaves behind: its handle counted from the first of the pass that allocated it (FORWARD:
+    backward's result may lie in a buffer that forward saved, where a compiled block reuses it)."""
 
     handle: int
+    made_in: int
     shape: Shape
     dtype: str
     strides: Strides
 
     @classmethod
-    def of(cls, tensor: Tensor, first: int) -> Born:
+    def of(cls, tensor: Tensor, *passes: range) -> Born:
+        """`passes`: the handles of each so far."""
         handle = tensor.storage.handle
-        if handle is None or handle < first or tensor.storage.stream:
-            raise ReplayMismatch("a result of a layer is not its own")
-        return cls(handle - first, tensor.shape, tensor.dtype, tensor.strides)
+        for made_in, handles in enumerate(passes):
+            if handle is not None and handle in handles and not tensor.storage.stream:
+                return cls(handle - handles.start, made_in, tensor.shape, tensor.dtype, tensor.strides)
+        raise ReplayMismatch("a result of a layer is not its own")
 
-    def tensor(self, tape: Tape, first: int) -> Tensor:
-        return Tensor(Storage.adopt(tape.recorder, first + self.handle), self.shape, self.dtype, self.strides)
+    def tensor(self, tape: Tape, *first: int) -> Tensor:
+        storage = Storage.adopt(tape.recorder, first[self.made_in] + self.handle)
+        return Tensor(storage, self.shape, self.dtype, self.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ class Template:
 
     forward: Stamp | None = None
     output: Born | None = None
+    bases: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """By the paths of a layer: where the operator stands whose result is the layer's."""
     holds: tuple[int, ...] = ()
     """Tensor arguments, by number, that the layer saves."""
     input_owner: int | None = None
@@ -121,6 +128,14 @@ class Template:
     """By `MicroBatch.is_first`: gradients that were present when such a one came back."""
     shown_by: int | None = None
     """The micro-batch, not a step's first, that runs live in order to show its backward."""
+
+    def base_at(self, paths: tuple[str, ...], recorder: Recorder) -> int:
+        """Where the layer at `paths` makes its result."""
+        base = self.bases.get(paths)
+        if base is None:
+            known, first = next(iter(self.bases.items()))
+            base = self.bases[paths] = recorder.moved_base(first, known, paths)
+        return base
 
     @property
     def shares(self) -> bool:

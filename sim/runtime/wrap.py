@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.model.language_model import LanguageModel
 from sim.model.module import Module, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.compiled.region import CompiledBlock, Plan
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.regions import blocks_of, layers_of, structure
@@ -84,6 +86,15 @@ def _is_chosen(layer: Module, offload: Offload) -> bool:
     if offload.what == "checkpoint_inputs" and not isinstance(layer, CheckpointWrapper):
         return False
     return offload.layers is None or int(layer.path.rpartition(".")[2]) in offload.layers
+
+
+def apply_compile(tape: Tape, model: Module) -> list[Module]:
+    """Compile every layer, whatever wraps it so far; layers of equal structure share what is traced. Returns, per layer,
+    the module that FSDP wraps."""
+    layers = layers_of(model)
+    plans: dict[object, dict[Any, Plan]] = {}
+    layers.items = [CompiledBlock(tape, layer, plans.setdefault(structure(layer), {})) for layer in layers]
+    return list(layers)
 
 
 def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPolicy:
@@ -178,13 +189,15 @@ def mark_repeats(model: Module, again: bool = False, kinds: int = 0) -> None:
     """
     alike: dict[object, list[tuple[Module, tuple[str, ...]]]] = {}
     layers = list(layers_of(model))
+    post_norm = isinstance(model, LanguageModel) and model.post_norm
     for number, layer in enumerate(layers):
         blocks = blocks_of(layer)
         if any(block.hooks is not None for block in blocks if block is not layer):
             continue
         paths = tuple(block.path for block in blocks)
         trained = tuple(slot.requires_grad for slot in layer.parameters())
-        edge = again and (number in (0, len(layers) - 1)) and number + 1
+        is_last = number == len(layers) - 1
+        edge = ((again and (is_last or not number)) or (post_norm and is_last)) and number + 1
         alike.setdefault((structure(layer), trained, edge), []).append((layer, paths))
     for kind, same in enumerate(alike.values(), kinds):
         for index, (layer, paths) in enumerate(same):

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.compile_section import CompileSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
-from sim.scenario.families import DdpSection, Fsdp1Section
+from sim.scenario.families import DdpSection, Fsdp1Section, ZeroSection
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -40,6 +41,7 @@ from sim.scenario.kinds import (
     Version,
 )
 from sim.scenario.lora import LoraSection
+from sim.scenario.model_fields import EncoderFields
 from sim.scenario.offload import OffloadSection
 from sim.scenario.section import Section
 
@@ -72,13 +74,13 @@ class ChainSection(Section):
     """The entry is part of what the layer saves, as in PyTorch; false (default): it comes on top."""
 
 
-class ModelSection(Section):
+class ModelSection(EncoderFields):
     """What is trained: exactly one of `preset`, `config` and `chain`; every other field overrides what that gives."""
 
     preset: str | None = None
     """A published model by name, e.g. llama-3.1-8b."""
     config: str | None = None
-    """Path of a Hugging Face config.json (Llama, Mistral, Qwen2, Qwen3, GPT-2), relative to this file."""
+    """Path of a Hugging Face config.json (Llama, Mistral, Qwen2, Qwen3, GPT-2, BERT), relative to this file."""
     chain: ChainSection | None = None
     """A chain of layers with given bytes and times; takes no other field of this section."""
     implementation: Literal["torchtitan", "transformers", "nanogpt", "megatron"] | None = None
@@ -120,7 +122,8 @@ class ModelSection(Section):
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
-    """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op."""
+    """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op, as
+    Megatron's own and transformers' "eager"."""
     bias_gelu_fusion: bool | None = None
     """megatron: gelu(x + bias) in one kernel. Default: true there."""
     bias_dropout_fusion: bool | None = None
@@ -260,6 +263,8 @@ class ParallelSection(Section):
     """DistributedDataParallel. Default: null."""
     fsdp1: Fsdp1Section | None = None
     """FullyShardedDataParallel (FSDP1). Default: null."""
+    zero: ZeroSection | None = None
+    """DeepSpeed's ZeRO. Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""
@@ -332,6 +337,7 @@ class StrategySection(Section):
     checkpoint: Any = None
     mode: Any = None
     offload: Any = None
+    compile: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -358,6 +364,8 @@ class ScenarioFile(Section):
     mode: Mode = "train"
     """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
     torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
+    compile: CompileSection | None = None
+    """torch.compile of every strategy that does not say otherwise. Default: null, eager mode."""
     offload: OffloadSection | None = None
     """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""

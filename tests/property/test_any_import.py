@@ -48,7 +48,23 @@ PIECES = [
     ": ",
     ",",
 ]
-PIECES += ["auto", "-1", "0", "1e9", "true", "null", "$(", "`", "<<", "#", "done", " --fp8-format ", "\x00", "\ue000"]
+PIECES += [
+    "auto",
+    "-1",
+    "0",
+    "1e9",
+    "true",
+    "null",
+    "$(",
+    "`",
+    "<<",
+    "#",
+    "done",
+    " --fp8-format ",
+    "\x00",
+    "\ue000",
+    "\x1b",
+]
 ARGUMENTS = sorted(load_table("megatron").fields)
 
 

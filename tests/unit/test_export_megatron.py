@@ -22,6 +22,8 @@ ROUND_TRIPS = [
     "--recompute-granularity selective --recompute-modules core_attn layernorm --transformer-impl local",
     "--cpu-offloading-num-layers 3 --ffn-hidden-size 2816 --untie-embeddings-and-output-weights",
     "--hidden-dropout 0 --attention-dropout 0 --no-bias-dropout-fusion --no-gradient-accumulation-fusion",
+    "--context-parallel-size 2 --global-batch-size 16",
+    "--context-parallel-size 4 --cp-comm-type all_gather",
     MIXTRAL + " --expert-model-parallel-size 4",
 ]
 

@@ -103,6 +103,9 @@ def test_defaults_are_megatrons(tmp_path: Path) -> None:
         ("--use-distributed-optimizer", "data.distributed_optimizer", True),
         ("--overlap-grad-reduce", "data.overlap", True),
         ("--no-gradient-accumulation-fusion", "data.gradient_accumulation_fusion", False),
+        ("--context-parallel-size 2", "context.degree", 2),
+        ("--context-parallel-size 2", "data_parallel", 4),
+        ("--context-parallel-size 2 --cp-comm-type all_gather", "context.kind", "all-gather"),
         ("--grad-reduce-in-bf16", "precision.reduce", "bf16"),
         ("--clip-grad 0", "optimizer.clip_norm", None),
         ("--pipeline-model-parallel-size 4", "pipeline.placement", (6, 6, 6, 6)),
@@ -193,6 +196,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         ("--normalization RMSNorm", "--normalization RMSNorm"),
         ("--squared-relu", "--squared-relu"),
         ("--cuda-graph-impl local", "--cuda-graph-impl local"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type a2a"),
         ("--recompute-granularity selective --recompute-modules core_attn moe_act", "--recompute-modules core_attn moe_act"),
     ],
 )  # fmt: skip

@@ -99,7 +99,13 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     found = accelerate(tmp_path, FSDP)
     setup = found.scenario.strategies[0]
     assert (setup.cluster.nodes, setup.cluster.gpus_per_node) == (2, 8)
-    assert setup.fsdp is not None and (setup.fsdp.degree, setup.fsdp.reshard_after_forward) == (16, True)
+    assert setup.fsdp1 is not None
+    assert (setup.fsdp1.degree, setup.fsdp1.strategy, setup.fsdp1.backward_prefetch) == (16, "full_shard", "pre")
+    assert (setup.fsdp1.use_orig_params, setup.fsdp1.limit_all_gathers, setup.fsdp1.forward_prefetch) == (
+        False,
+        True,
+        False,
+    )
     assert setup.checkpoint is not None and setup.checkpoint.every == 1
     assert setup.precision.compute == "bf16"
     assert found.account.is_whole
@@ -108,10 +114,14 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes, path, value",
     [
-        (("FULL_SHARD", "SHARD_GRAD_OP"), "fsdp.reshard_after_forward", False),
-        (("FULL_SHARD", "2"), "fsdp.reshard_after_forward", False),
-        (("FULL_SHARD", "HYBRID_SHARD"), "fsdp.replicas", 2),
-        (("fsdp_offload_params: false", "fsdp_offload_params: true"), "fsdp.cpu_offload", True),
+        (("FULL_SHARD", "SHARD_GRAD_OP"), "fsdp1.strategy", "shard_grad_op"),
+        (("FULL_SHARD", "2"), "fsdp1.strategy", "shard_grad_op"),
+        (("FULL_SHARD", "NO_SHARD"), "fsdp1.strategy", "no_shard"),
+        (("FULL_SHARD", "HYBRID_SHARD"), "fsdp1.replicas", 2),
+        (("BACKWARD_PRE", "NO_PREFETCH"), "fsdp1.backward_prefetch", None),
+        (("fsdp_offload_params: false", "fsdp_use_orig_params: true"), "fsdp1.use_orig_params", True),
+        (("fsdp_offload_params: false", "fsdp_version: 2\n  fsdp_offload_params: true"), "fsdp.cpu_offload", True),
+        (("fsdp_offload_params: false", "fsdp_version: 2"), "fsdp.degree", 16),
         (("fsdp_sharding_strategy: FULL_SHARD", "fsdp_version: 2\n  fsdp_reshard_after_forward: false"),
          "fsdp.reshard_after_forward", False),
         (("mixed_precision: bf16", "mixed_precision: 'no'"), "precision.compute", "fp32"),
