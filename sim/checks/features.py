@@ -30,7 +30,7 @@ from sim.scenario.schema import ScenarioFile
 
 EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
 OTHER_NETWORK = (
-    r"\bbert\b|\bt5\b|\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
+    r"\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
     r"|resnet|bamba|hybrid|toy"
 )
 EXPERTS = (
@@ -178,6 +178,7 @@ FEATURES = (
         path="offload.states",
         needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
     ),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: {}),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -196,6 +197,11 @@ FEATURES = (
         needed=lambda f: f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)"),
     ),
 )
+
+
+def compiled(facts: Facts) -> bool:
+    """With offload, compiled blocks are played in eager mode."""
+    return facts.says("compile", "^yes") and not _offload(facts)
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

@@ -16,12 +16,13 @@ import pytest
 from sim.api import Result, load, simulate
 from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.console import make_console, show_run
+from sim.report.evidence import evidence
 from sim.report.files import folder_names
 from sim.report.levers import find_lever
 from sim.report.picture import STALL, Picture
 from sim.report.progress import Progress
 from sim.report.read import read_run, read_summary
-from sim.report.summary import RunSummary, evidence, summarize, summarize_run, to_json
+from sim.report.summary import RunSummary, summarize, summarize_run, to_json
 from sim.scenario import load_text
 from tests.unit.scenarios import CHAIN, PIPELINE, ROOT, TIGHT, TINY, sim, write
 
@@ -340,6 +341,9 @@ def test_a_comparison_gives_deltas_against_the_first(folder: Path, tmp_path: Pat
     row = next(line.split() for line in result.stdout.splitlines() if line.startswith("by-two"))
     assert row[1:8] == ["24.0", "ms", "+33.3%", "304", "-464", "400", "-368"]
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert sim("compare", tmp_path / "chain.yaml", "--svg").exit_code == 2  # nothing there
+    assert sim("compare", write(folder, CHAIN, "chain.yaml"), "--svg", "--out", tmp_path).exit_code == 0
+    assert b"<svg" in (tmp_path / "compare.svg").read_bytes()[:1000]
 
 
 def test_a_comparison_warns_when_tokens_differ(folder: Path, tmp_path: Path) -> None:
