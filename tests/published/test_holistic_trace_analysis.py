@@ -15,7 +15,9 @@ from tests.unit.scenarios import PIPELINE, TINY, sim, write
 analysis = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is an extra: .[hta]")
 SCALES = {
     "fsdp": TINY.replace("llama-tiny", "llama-3.2-1b").replace("seq_len: 512", "seq_len: 2048"),
-    "pipeline": PIPELINE.replace("gpt-tiny", "gpt2-medium").replace("seq_len: 256", "seq_len: 1024"),
+    "pipeline": PIPELINE.replace("gpt-tiny", "gpt2-medium")
+    .replace("seq_len: 256", "seq_len: 1024")
+    .replace("micro_batch: 1", "micro_batch: 8"),
 }
 MICROSECOND = 1e3
 
