@@ -24,6 +24,8 @@ from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
+from sim.scenario.compile_section import CompileSection
+from sim.scenario.compiling import check_compile, resolve_compile
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
@@ -39,6 +41,7 @@ from sim.scenario.consistency import (
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
 from sim.scenario.dump import dumped
+from sim.scenario.encoder_checks import check_stacks, check_weights, with_lengths
 from sim.scenario.experts import check_experts, expert_mesh
 from sim.scenario.family_checks import check_families, check_zero_precision, resolve_zero
 from sim.scenario.load import OVERRIDES
@@ -123,6 +126,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_trained(document, model, sections.get("mode") or "train")
     cluster = _cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
+    batch = with_lengths(document, batch, model) if batch and sections.whole("batch") else batch
     mesh = _mesh(document, parallel, cluster) if cluster and sections.whole("cluster", "parallel") else None
     if sections.get("torch"):
         check_version(document, sections.get("torch"))
@@ -139,7 +143,11 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_families(document, parallel, model, sections)
     if batch and model:
         check_batch(document, batch, model)
+    if model:
+        compute = precision.compute if precision else ""
+        check_stacks(document, checkpoint, sections.get("offload"), model, compute)
     if checkpoint and model:
+        check_weights(document, checkpoint, model)
         check_checkpoint(document, checkpoint, model, precision.compute if precision else "bf16")
         if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
             document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
@@ -155,6 +163,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
         check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
+    compiled: CompileSection | None = sections.get("compile")
+    if compiled is not None and model and sections.whole("checkpoint", "parallel"):
+        check_compile(document, model, cluster, precision, checkpoint, parallel, offload)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         if parallel.zero is not None:
             check_zero_precision(document, precision)
@@ -169,7 +180,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         model=model,
         cluster=cluster,
         mesh=mesh,
-        batch=Batch(micro_batch=batch.micro_batch, seq_len=batch.seq_len, accumulation=batch.accumulation),
+        batch=Batch(**batch.model_dump()),
         precision=_precision(precision, parallel),
         optimizer=_optimizer(sections.get("optimizer")),
         checkpoint=_checkpoint(checkpoint, model.layers),
@@ -189,6 +200,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         zero=None if parallel.zero is None else resolve_zero(parallel.zero),
         fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
+        compile=resolve_compile(compiled),
     )
 
 

@@ -23,8 +23,15 @@ class Batch:
 
     micro_batch: int
     seq_len: int
+    target_len: int = 0
+    """Tokens per target sequence of an encoder-decoder."""
     accumulation: int = 1
     tokens: Literal["per_micro_batch", "per_step"] = "per_micro_batch"
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Of source and target together."""
+        return self.seq_len + self.target_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,11 @@ class Checkpoint(Region):
     layers: tuple[Region | None, ...] = ()
     keep_micro_batches: int = 0
     """Of those in flight in a pipeline stage, so many are not recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """torch.compile of each block by Inductor, checkpointing inside, FSDP outside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +289,7 @@ class Setup:
     """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
     without no_grad, so that a graph is built that nobody walks back."""
     offload: Offload | None = None
+    compile: Compile | None = None
     pipeline: Pipeline | None = None
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
