@@ -15,6 +15,14 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from sim.checks.experts import (
+    expert_parallel,
+    expert_ranks,
+    experts_of,
+    has_experts,
+    latent_of,
+    uses_latent_attention,
+)
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
 from sim.scenario.schema import ScenarioFile
@@ -24,14 +32,18 @@ OTHER_NETWORK = (
     r"\bbert\b|\bt5\b|\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
     r"|resnet|bamba|hybrid|toy"
 )
-EXPERTS = (
-    r"\bmoe\b|moe[:_]|mixtral|deepseek|moonlight|gpt.?oss|kimi|grok|maverick|scout|megablocks"
-    r"|\ba\d+b\b|_a\d+b|-a\d+b"
-)
 OTHER_OPTIMIZER = r"\bsgd\b|\blomo\b|8-?bit|4-?bit|\bmuon\b|adafactor|\blion\b|paged"
 ADAPTERS = r"q?lora|adapter"
-INSIDE = ((r"selective_attention|core_attn", "core_attention"), (r"recompute-ffn|selective_op \(MLP\)", "mlp"))
-DISCARDED = ((r"recompute-norm|\+ norm|layernorm", "norm"), (r"recompute-swiglu|activation func", "activation"))
+INSIDE = (
+    (r"selective_attention|core_attn", "core_attention"),
+    (r"recompute-ffn|selective_op \(MLP\)|(?<![a-z_])mlp(?![a-z_])", "mlp"),
+    (r"(?<![a-z_])moe(?![a-z_])", "moe"),
+    (r"shared_experts", "shared_experts"),
+)
+DISCARDED = (
+    (r"recompute-norm|\+ norm|layernorm", "norm"),
+    (r"recompute-swiglu|activation func|moe_act", "activation"),
+)
 PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
 REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
 STATES = r"opt|param|master|gradient|quants|residual"
@@ -54,10 +66,6 @@ def _shared(facts: Facts, label: str) -> bool:
     return (facts.dp or 1) > 1 and facts.says("fsdp_or_zero", label)
 
 
-def _experts(facts: Facts) -> bool:
-    return facts.says("model_name", EXPERTS) or (facts.text.get("experts", "") not in ("", "0", "1"))
-
-
 def _offload(facts: Facts) -> bool:
     return facts.text.get("offload", "").lower() not in ("", "none", "no")
 
@@ -66,7 +74,14 @@ FEATURES = (
     Feature(
         name="a network that is no decoder", path="model.network", needed=lambda f: f.says("model_name", OTHER_NETWORK)
     ),
-    Feature(name="experts", path="model.experts", needed=_experts),
+    Feature(name="experts", path="model.experts", needed=has_experts, value=experts_of),
+    Feature(name="latent attention", path="model.latent", needed=uses_latent_attention, value=latent_of),
+    Feature(
+        name="expert parallelism",
+        path="parallel.expert",
+        needed=lambda f: has_experts(f) and expert_ranks(f) > 1,
+        value=expert_parallel,
+    ),
     Feature(name="squared ReLU", path="model.squared_relu", needed=lambda f: f.says("mlp_type", "squared")),
     Feature(
         name="adapters (LoRA)",
@@ -150,7 +165,9 @@ FEATURES = (
     Feature(
         name="recomputation by a memory budget or of other parts",
         path="checkpoint.other",
-        needed=lambda f: f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)"),
+        needed=lambda f: (
+            f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)") or f.says("notes", "modules=[^;]*up_proj")
+        ),
     ),
 )
 
@@ -165,7 +182,9 @@ def _offloaded(facts: Facts) -> dict[str, Any]:
 
 def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
     """The schema's names of the parts of a layer that the row's label speaks of."""
-    return [name for words, name in names if facts.says("recompute", words)]
+    modules = re.search(r"modules=([\w+]+)", facts.text.get("notes", ""))
+    label = facts.text.get("recompute", "") + (f" {modules[1]}" if modules else "")
+    return [name for words, name in names if re.search(words, label, re.IGNORECASE)]
 
 
 def _schedule(facts: Facts) -> str:

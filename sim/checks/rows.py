@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
 from sim.checks.features import PARTS, REPLICATED, left_out, missing, sections
 from sim.checks.software import Software, software_of
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
-from sim.model.catalogue import implementations_of, preset_names, preset_shapes
+from sim.model.catalogue import implementations_of, preset_shapes
 
 Sections = dict[str, Any]
 
@@ -132,6 +133,7 @@ def unprinted(facts: Facts) -> list[str]:
     if gpu_of(facts)[0] == "":
         label = facts.text.get("gpu", "")
         reasons.append(f"GPU {label} is not in the catalogue" if label else "gpu is not printed")
+    reasons += unprinted_experts(facts)
     if family_of(facts) is None and not missing(facts):
         reasons.append("neither mlp_type nor model_name tells a Llama-like from a GPT-like model")
     if (
@@ -165,16 +167,9 @@ def family_of(facts: Facts) -> str | None:
         return "llama"
     if facts.says("mlp_type", "gelu"):
         return "gpt"
-    if facts.says("model_name", "llama|qwen|mistral|olmo"):
+    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight"):
         return "llama"
     return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
-
-
-def preset_of(facts: Facts) -> str | None:
-    """The preset whose name the model's name begins with, letters and digits compared only."""
-    name = re.sub(r"[^a-z0-9]", "", facts.text.get("model_name", "").lower())
-    matches = [preset for preset in preset_names() if name.startswith(re.sub(r"[^a-z0-9]", "", preset))]
-    return max(matches, key=len, default=None)
 
 
 def model(facts: Facts, family: str, software: Software, assumptions: list[str]) -> Sections:
@@ -196,7 +191,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     if family == "gpt":
         section["max_positions"] = facts.seq_len
     code = software.llama if family == "llama" else software.gpt
-    known = implementations_of("llama" if family == "llama" else "gpt")
+    experts: Sections = {"experts": {}} if has_experts(facts) else {}
+    known = implementations_of("llama" if family == "llama" else "gpt", experts)
     section["implementation"] = code if code in known else known[0]
     if code not in known:
         assumptions.append(f"{known[0]}'s code stands for {code}'s")
