@@ -14,6 +14,7 @@ from sim import __version__
 from sim.cli.cost import cost
 from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
 from sim.cli.explain import explain
+from sim.cli.interop import import_config
 
 if TYPE_CHECKING:
     from sim.report.summary import RunSummary
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(cost, name="cost")
 app.command()(explain)
+app.command("import")(import_config)
 
 
 @app.callback(invoke_without_command=True)

@@ -29,14 +29,14 @@ def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
 
     Raises ScenarioError where there is nothing to check: no such file, a directory, not YAML.
     """
-    return _overridden(
+    return overridden(
         _extended(read_document(_read(path), str(path)), path.parent, (os.path.abspath(path),)), overrides
     )
 
 
 def load_text_document(text: str, name: str, overrides: Iterable[str] = ()) -> Document:
     """As load_document, from text; `name` stands for the file, `extends` starts at the working directory."""
-    return _overridden(_extended(read_document(text, name), FilePath(), ()), overrides)
+    return overridden(_extended(read_document(text, name), FilePath(), ()), overrides)
 
 
 def read_document(text: str, file: str) -> Document:
@@ -179,7 +179,7 @@ def _extended(document: Document, folder: FilePath, chain: tuple[str, ...]) -> D
     return merged(base, document)
 
 
-def _overridden(document: Document, overrides: Iterable[str]) -> Document:
+def overridden(document: Document, overrides: Iterable[str]) -> Document:
     """Overrides are applied in order; the last one wins."""
     for override in overrides:
         dotted_path, equals, text = override.partition("=")

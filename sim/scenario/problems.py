@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 SHOWN_VALUE_LENGTH = 40
 LISTED_NAMES = 16
@@ -43,6 +43,8 @@ class Problem:
 class ScenarioError(Exception):
     """A scenario that cannot be run. `problems` holds everything found; str() prints it for people."""
 
+    ending: ClassVar[str] = "Nothing was run."
+
     def __init__(self, problems: Iterable[Problem]) -> None:
         unique = dict.fromkeys(problems)
         self.problems = tuple(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
@@ -53,7 +55,7 @@ class ScenarioError(Exception):
         for file, problems in groupby(self.problems, key=lambda problem: problem.file):
             lines += [file, *_table(list(problems))]
         count = len(self.problems)
-        return "\n".join([*lines, f"{count} problem{'s' * (count != 1)}. Nothing was run."])
+        return "\n".join([*lines, f"{count} problem{'s' * (count != 1)}. {self.ending}"])
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str | None:

@@ -148,7 +148,7 @@ def _section_at(path: Path) -> type[BaseModel]:
     """The schema of the section at a path that is known to lead to one."""
     section: type[BaseModel] = ScenarioFile
     for part in (part for part in path if isinstance(part, str)):
-        section = _model_in(section.model_fields[part].annotation) or section
+        section = model_in(section.model_fields[part].annotation) or section
     return section
 
 
@@ -158,12 +158,12 @@ def is_field(path: str) -> bool:
     for part in path.split("."):
         if section is None or part not in section.model_fields:
             return False
-        section = _model_in(section.model_fields[part].annotation)
+        section = model_in(section.model_fields[part].annotation)
     return True
 
 
-def _model_in(kind: Any) -> type[BaseModel] | None:
+def model_in(kind: Any) -> type[BaseModel] | None:
     """The pydantic model in `Model`, `Model | None` or a tuple of these."""
     if get_origin(kind) in (Union, UnionType, tuple):
-        return next((model for option in get_args(kind) if (model := _model_in(option))), None)
+        return next((model for option in get_args(kind) if (model := model_in(option))), None)
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

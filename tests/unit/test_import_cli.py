@@ -1,0 +1,79 @@
+"""`sim import` on the command line, and docs/import.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.api import load
+from tests.unit.imports import BASE, FOLDER
+from tests.unit.scenarios import ROOT, sim, write
+
+COMMANDS = re.findall(r"^    (python -m sim .*)$", (ROOT / "docs" / "import.md").read_text(encoding="utf-8"), re.M)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_works(command: str, tmp_path: Path) -> None:
+    (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, *command.split()[1:]]
+    result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
+
+
+def test_the_scenario_goes_to_stdout_and_the_account_to_stderr(tmp_path: Path) -> None:
+    result = sim("import", "megatron", FOLDER / "gpt3_175b.sh", "--gpu", "a100")
+    assert result.exit_code == 0
+    assert load(write(tmp_path, result.stdout)).strategies[0].model.name == "gpt-3-175b"
+    assert "line 14" in result.stderr and "assumed" in result.stderr
+
+
+def test_a_file_is_written_whole_and_the_account_goes_to_stdout(tmp_path: Path) -> None:
+    out = tmp_path / "scenario.yaml"
+    result = sim("import", "hf", FOLDER / "llama_tiny/config.json", "--gpu", "h100", "--seq-len", 512, "--out", out)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert load(out).strategies[0].model.hidden == 512
+    assert [path.name for path in tmp_path.iterdir()] == ["scenario.yaml"]
+
+
+def test_json_has_everything(tmp_path: Path) -> None:
+    script = write(tmp_path, f"python pretrain_gpt.py {BASE} --tp-comm-overlap", "run.sh")
+    result = sim("import", "megatron", script, "--gpu", "h100", "--json")
+    said = json.loads(result.stdout)
+    assert result.exit_code == 4
+    assert [entry["name"] for entry in said["not_expressible"]] == ["--tp-comm-overlap"]
+    assert said["scenario"].startswith("# From run.sh (Megatron-LM)")
+
+
+WRONG = {
+    "an unknown tool": (("megatrn", "{script}"), "did you mean megatron?"),
+    "no such file": (("megatron", "nowhere.sh"), "no such file"),
+    "a directory": (("megatron", "{folder}"), "is a directory"),
+    "a GPU that is none": (("megatron", "{script}", "--gpu", "h1000"), "--gpu"),
+    "a wrong change": (("megatron", "{script}", "--gpu", "h100", "--set", "batch.seq_len=8k"), "batch.seq_len"),
+    "no command": (("megatron", "{empty}", "--gpu", "h100"), "no training command is found"),
+    "an unwritable file": (
+        ("megatron", "{script}", "--gpu", "h100", "--out", "{folder}/no/x.yaml"),
+        "cannot be written",
+    ),
+}
+
+
+@pytest.mark.parametrize("words, expected", WRONG.values(), ids=WRONG)
+def test_wrong_input_exits_with_2(words: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    places = {
+        "{script}": write(tmp_path, f"python pretrain_gpt.py {BASE}", "run.sh"),
+        "{empty}": write(tmp_path, "echo", "empty.sh"),
+        "{folder}": tmp_path,
+        "{folder}/no/x.yaml": tmp_path / "no" / "x.yaml",
+    }
+    result = sim("import", *(places.get(word, word) for word in words))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert expected in result.stderr
+    assert "Traceback" not in result.output

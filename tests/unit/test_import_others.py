@@ -1,0 +1,165 @@
+"""DeepSpeed's JSON, accelerate's YAML and Hugging Face's config.json become scenarios."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sim.interop import Entry, ImportProblems, Options
+from tests.unit.imports import CONFIG, FSDP, LLAMA, ZERO3_OFFLOAD, imported
+
+
+def deepspeed(folder: Path, text: str, options: Options = LLAMA):
+    return imported(folder, "deepspeed", "ds.json", text, options)
+
+
+def accelerate(folder: Path, text: str, options: Options = LLAMA):
+    return imported(folder, "accelerate", "fsdp.yaml", text, options)
+
+
+def test_zero_3_with_offload_is_fsdp_with_cpu_offload(tmp_path: Path) -> None:
+    found = deepspeed(tmp_path, ZERO3_OFFLOAD, replace(LLAMA, nodes=2))
+    setup = found.scenario.strategies[0]
+    assert (setup.model.name, setup.model.implementation) == ("llama-3.1-8b", "transformers")
+    assert setup.fsdp is not None
+    assert (setup.fsdp.degree, setup.fsdp.reshard_after_forward, setup.fsdp.cpu_offload) == (16, True, True)
+    assert (setup.batch.micro_batch, setup.batch.accumulation, setup.batch.seq_len) == (2, 4, 4096)
+    assert (setup.precision.parameters, setup.precision.compute, setup.precision.reduce) == ("fp32", "bf16", "bf16")
+    assert setup.optimizer is not None and setup.optimizer.clip_norm == 1.0
+    assert found.account.is_whole
+    assert Entry("zero_optimization.stage", 4, "parallel.fsdp.degree: 16") in found.account.used
+
+
+@pytest.mark.parametrize(
+    "batch, expected",
+    [
+        ('"train_batch_size": 32', (4, 1)),
+        ('"train_batch_size": 32, "gradient_accumulation_steps": 2', (2, 2)),
+        ('"train_batch_size": 32, "train_micro_batch_size_per_gpu": 1', (1, 4)),
+        ('"train_micro_batch_size_per_gpu": 3', (3, 1)),
+        ('"steps_per_print": 10', (1, 1)),
+    ],
+)
+def test_deepspeed_finds_the_third_of_the_batch_sizes(batch: str, expected: tuple[int, int], tmp_path: Path) -> None:
+    text = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, ' + batch + "}"
+    setup = deepspeed(tmp_path, text).scenario.strategies[0]
+    assert (setup.batch.micro_batch, setup.batch.accumulation) == expected
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ('{"train_batch_size": 30}', "30 is no multiple of 8 GPUs x 1 micro-batches"),
+        (
+            '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}',
+            "64 is not 2",
+        ),
+        ('{"zero_optimization": {"stage": 4}}', "4: a stage from 0 to 3"),
+        ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', "bf16 is enabled too"),
+        ('{"zero_optimization": {"stage": 3, "stage": 2}}', "is given twice, first in line 1"),
+        ("[1]", "names with values are expected"),
+        ("{", "not JSON"),
+    ],
+)
+def test_wrong_files_are_told(text: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ImportProblems) as raised:
+        deepspeed(tmp_path, text)
+    assert expected in str(raised.value)
+
+
+def test_what_the_file_cannot_know_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ImportProblems) as raised:
+        deepspeed(tmp_path, ZERO3_OFFLOAD, Options())
+    said = str(raised.value)
+    assert all(option in said for option in ("--gpu ", "--model ", "--seq-len ")), said
+
+
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ('{"zero_optimization": {"stage": 1}}', "zero_optimization.stage 1"),
+        (
+            '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
+            "zero_optimization.offload_param.device nvme",
+        ),
+        (
+            '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}',
+            "zero_optimization.zero_hpz_partition_size 8",
+        ),
+        ('{"zero_optimization": {"stage": 3}, "optimizer": {"type": "Lamb"}}', "optimizer.type Lamb"),
+    ],
+)
+def test_what_has_an_effect_and_no_field_is_told(text: str, name: str, tmp_path: Path) -> None:
+    assert name in [entry.name for entry in deepspeed(tmp_path, text).account.not_expressible]
+
+
+def test_fsdp_of_accelerate(tmp_path: Path) -> None:
+    found = accelerate(tmp_path, FSDP)
+    setup = found.scenario.strategies[0]
+    assert (setup.cluster.nodes, setup.cluster.gpus_per_node) == (2, 8)
+    assert setup.fsdp is not None and (setup.fsdp.degree, setup.fsdp.reshard_after_forward) == (16, True)
+    assert setup.checkpoint is not None and setup.checkpoint.every == 1
+    assert setup.precision.compute == "bf16"
+    assert found.account.is_whole
+
+
+@pytest.mark.parametrize(
+    "changes, path, value",
+    [
+        (("FULL_SHARD", "SHARD_GRAD_OP"), "fsdp.reshard_after_forward", False),
+        (("FULL_SHARD", "2"), "fsdp.reshard_after_forward", False),
+        (("FULL_SHARD", "HYBRID_SHARD"), "fsdp.replicas", 2),
+        (("fsdp_offload_params: false", "fsdp_offload_params: true"), "fsdp.cpu_offload", True),
+        (("fsdp_sharding_strategy: FULL_SHARD", "fsdp_version: 2\n  fsdp_reshard_after_forward: false"),
+         "fsdp.reshard_after_forward", False),
+        (("mixed_precision: bf16", "mixed_precision: 'no'"), "precision.compute", "fp32"),
+        (("mixed_precision: bf16", "mixed_precision: bf16\ngradient_accumulation_steps: 8"), "batch.accumulation", 8),
+        (("fsdp_state_dict_type: SHARDED_STATE_DICT",
+          "fsdp_version: 2\n  fsdp_activation_checkpointing_offload: true"), "offload.what", "checkpoint_inputs"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_accelerate_becomes_a_field(
+    changes: tuple[str, str], path: str, value: object, tmp_path: Path
+) -> None:
+    found: object = accelerate(tmp_path, FSDP.replace(*changes)).scenario.strategies[0]
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_zero_by_accelerates_fields(tmp_path: Path) -> None:
+    text = """
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: cpu, gradient_clipping: 0.5}
+mixed_precision: bf16
+num_processes: 4
+"""
+    setup = accelerate(tmp_path, text).scenario.strategies[0]
+    assert setup.fsdp is not None and (setup.fsdp.degree, setup.fsdp.cpu_offload) == (4, True)
+    assert setup.optimizer is not None and setup.optimizer.clip_norm == 0.5
+
+
+def test_one_gpu_of_accelerate(tmp_path: Path) -> None:
+    setup = accelerate(tmp_path, "distributed_type: 'NO'\nmixed_precision: bf16\n").scenario.strategies[0]
+    assert (setup.cluster.gpus, setup.fsdp, setup.precision.autocast) == (1, None, True)
+
+
+def test_a_config_of_hugging_face_stays_where_it_is(tmp_path: Path) -> None:
+    found = imported(tmp_path, "hf", "config.json", CONFIG, replace(LLAMA, model=None, gpus_per_node=2))
+    model = found.scenario.strategies[0].model
+    assert (model.layers, model.hidden, model.kv_heads, model.vocab) == (4, 512, 2, 8192)
+    assert found.document["model"]["config"] == str(tmp_path / "config.json")
+    assert found.account.is_whole
+
+
+def test_what_a_config_asks_for_and_is_not_modelled_is_told(tmp_path: Path) -> None:
+    text = CONFIG.replace('"llama"', '"mistral"').replace('"torch_dtype"', '"sliding_window": 1024, "torch_dtype"')
+    found = imported(tmp_path, "hf", "config.json", text, replace(LLAMA, model=None))
+    assert [entry.name for entry in found.account.not_expressible] == ["sliding_window"]
+
+
+def test_a_config_of_an_unknown_family_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ImportProblems, match="model_type"):
+        imported(tmp_path, "hf", "config.json", CONFIG.replace('"llama"', '"rwkv"'), replace(LLAMA, model=None))
