@@ -63,7 +63,9 @@ class Feature:
 
 
 def _shared(facts: Facts, label: str) -> bool:
-    return (facts.dp or 1) > 1 and facts.says("fsdp_or_zero", label)
+    """Does the row's label of its data parallelism say so, or where it has none, its software's own?"""
+    printed = facts.text.get("fsdp_or_zero", "") or software_of(facts).sharding
+    return (facts.dp or 1) > 1 and re.search(label, printed, re.IGNORECASE) is not None
 
 
 def _offload(facts: Facts) -> bool:
@@ -98,7 +100,10 @@ FEATURES = (
         name="tensor parallelism",
         path="parallel.tensor",
         needed=lambda f: f.tp > 1,
-        value=lambda f: {"degree": f.tp, "sequence_parallel": f.says("sp", "^yes")},
+        value=lambda f: {
+            "degree": f.tp,
+            "sequence_parallel": f.says("sp", "^yes" if f.text.get("sp") or not has_experts(f) else ""),
+        },
     ),
     Feature(
         name="pipeline parallelism",
@@ -166,7 +171,8 @@ FEATURES = (
         name="recomputation by a memory budget or of other parts",
         path="checkpoint.other",
         needed=lambda f: (
-            f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)") or f.says("notes", "modules=[^;]*up_proj")
+            f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)")
+            or f.says("notes", "modules=[^;]*up_proj")
         ),
     ),
 )
@@ -182,9 +188,13 @@ def _offloaded(facts: Facts) -> dict[str, Any]:
 
 def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
     """The schema's names of the parts of a layer that the row's label speaks of."""
-    modules = re.search(r"modules=([\w+]+)", facts.text.get("notes", ""))
-    label = facts.text.get("recompute", "") + (f" {modules[1]}" if modules else "")
-    return [name for words, name in names if re.search(words, label, re.IGNORECASE)]
+    return [name for words, name in names if re.search(words, recomputed(facts), re.IGNORECASE)]
+
+
+def recomputed(facts: Facts) -> str:
+    """The row's label of recomputation, with Megatron's modules where the notes name them."""
+    modules = re.search(r"modules=(?!none)([\w+]+)", facts.text.get("notes", ""))
+    return facts.text.get("recompute", "") + (f" {modules[1]}" if modules else "")
 
 
 def _schedule(facts: Facts) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, REPLICATED, left_out, missing, sections
+from sim.checks.features import PARTS, REPLICATED, left_out, missing, recomputed, sections
 from sim.checks.software import Software, software_of
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
@@ -296,7 +296,7 @@ def precision(facts: Facts, gpu: Gpu, software: Software, assumptions: list[str]
 
 def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sections | None:
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
-    label = facts.text.get("recompute", "").lower()
+    label = recomputed(facts).lower()
     stop: Sections = {} if software.early_stop else {"early_stop": False}
     if software.reentrant and not re.search(PARTS, label):
         stop = {"reentrant": True}

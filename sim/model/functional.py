@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sim.model.calls import Shape, Tensor, call, call_tuple
 from sim.model.module import Parameter
 
@@ -228,6 +230,16 @@ def cumsum(x: Tensor) -> Tensor:
 def read_on_host() -> None:
     """A value is read from the device (.item(), bool(tensor)): the host waits for all that was launched."""
     call("read_on_host")
+
+
+def record_for_host() -> Any:
+    """An event behind what the device was given so far, for `wait_on_host`."""
+    return call("record_for_host")
+
+
+def wait_on_host(event: Any) -> None:
+    """The host waits for an event: what was copied to it asynchronously is there."""
+    call("wait_on_host", event)
 
 
 def router_logits(x: Tensor, weight: Parameter, dtype: str | None) -> Tensor:

@@ -112,10 +112,16 @@ class Dispatcher:
         return tuple((count, rows * self.parallel.tensor) for count, rows in groups)
 
     def preprocess(self, x: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Copies of tokens [T k, H] in the order of experts, their weights [T k], and the way back."""
-        e = self.experts
-        rows = e.sent(x.shape[0])
-        F.compute("sum", (e.count,), "int64", chosen)
+        """Copies of tokens [T k, H] in the order of experts, their weights [T k], and the way back. Then the host waits
+        for the tokens of every expert: dropless, it cannot go on without."""
+        F.compute("sum", (self.experts.count,), "int64", chosen)
+        counted = F.record_for_host()
+        permuted = self._permuted(x, weights, chosen)
+        F.wait_on_host(counted)
+        return permuted
+
+    def _permuted(self, x: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        e, rows = self.experts, self.experts.sent(x.shape[0])
         if e.permute_fusion:
             return F.permute(x, weights, chosen, rows)
         mask = chosen.transpose(0, 1).contiguous()

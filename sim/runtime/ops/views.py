@@ -317,6 +317,16 @@ def cumsum(tape: Tape, x: Tensor) -> Tensor:
     return result
 
 
+@rule("record_for_host")
+def record_for_host(tape: Tape) -> int:
+    return tape.recorder.record(COMPUTE)
+
+
+@rule("wait_on_host")
+def wait_on_host(tape: Tape, event: int) -> None:
+    tape.recorder.sync(event)
+
+
 @rule("read_on_host")
 def read_on_host(tape: Tape) -> None:
     tape.recorder.sync(tape.recorder.record(COMPUTE))
