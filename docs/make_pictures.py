@@ -18,7 +18,7 @@ from sim.units import format_bytes, format_duration
 
 DOCS = Path(__file__).resolve().parent
 SCENARIOS = DOCS.parent / "scenarios"
-STRATEGIES, MEGATRON = "strategies.yaml", "megatron_recompute.yaml"
+STRATEGIES, MEGATRON, CONTEXT = "strategies.yaml", "megatron_recompute.yaml", "context_parallel.yaml"
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "segments": (STRATEGIES, ("none", "full", "every-2", "segments-of-4")),
     "sequential": (STRATEGIES, ("sequential-4", "uneven")),
@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "evaluation": (STRATEGIES, ("no_grad", "forgot-no_grad")),
     "optimizers": (STRATEGIES, ("none", "sgd", "adamw-8bit", "step-in-backward")),
     "loss": (STRATEGIES, ("whole-loss", "chunked-logits", "chunked-head", "none")),
+    "context": (CONTEXT, ("full", "ring", "all-gather")),
 }
 """Picture: scenario, and which of its strategies."""
 COLOURS = 48  # of the palette: a picture stays below 60 kB

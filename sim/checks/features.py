@@ -63,9 +63,10 @@ class Feature:
 
 
 def _shared(facts: Facts, label: str) -> bool:
-    """Does the row's label of its data parallelism say so, or where it has none, its software's own?"""
+    """Do several ranks reduce gradients together, and share states as the label says, or where there is none, as their
+    software does? Context-parallel ones do too."""
     printed = facts.text.get("fsdp_or_zero", "") or software_of(facts).sharding
-    return (facts.dp or 1) > 1 and re.search(label, printed, re.IGNORECASE) is not None
+    return (facts.dp or 1) * facts.cp > 1 and re.search(label, printed, re.IGNORECASE) is not None
 
 
 def _offload(facts: Facts) -> bool:
@@ -116,9 +117,10 @@ FEATURES = (
     Feature(
         name="context parallelism",
         path="parallel.context",
-        needed=lambda f: f.cp > 1 or f.says("cp", "ulysses"),
+        needed=lambda f: f.cp > 1,
         value=lambda f: {"degree": f.cp},
     ),
+    Feature(name="Ulysses' all-to-all", path="parallel.context.all_to_all", needed=lambda f: f.says("cp", "ulysses")),
     Feature(
         name="replicated data parallelism",
         path="parallel.data",

@@ -27,7 +27,8 @@ DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200}
 
 GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"gh200", "gh200-96gb", None),
-    (r"gb300|b300|h800|h20\b|a800|rtx pro|5060|a6000|4070", "", None),
+    (r"h800", "h800-sxm-80gb", None),
+    (r"gb300|b300|h20\b|a800|rtx pro|5060|a6000|4070", "", None),
     (r"gb200", "gb200-186gb", None),
     (r"b200", "b200-sxm-180gb", None),
     (r"h200", "h200-sxm-141gb", None),
@@ -210,8 +211,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["logits"] = software.logits
     if software.keep_logits is not None:
         section["keep_logits"] = software.keep_logits
-    if facts.says("attention", "flash") and section["implementation"] == "megatron":
-        section["attention"] = "sdpa"
+    if section["implementation"] == "megatron" and (facts.cp > 1 or facts.says("attention", "flash")):
+        section["attention"] = "sdpa"  # context parallelism is Transformer Engine's
     elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
         section["attention"] = "math"
     return section
@@ -229,6 +230,9 @@ def cluster(facts: Facts, gpu: Gpu) -> Sections:
     per_node = int(printed[2]) if printed and int(printed[1]) * int(printed[2]) == gpus else gcd(gpus, gpu.node.gpus)
     section: Sections = {"gpu": gpu.name, "gpus_per_node": per_node, "nodes": gpus // per_node}
     usable = gpu_of(facts)[1]
+    network = re.search(r"(\d+)x ?(\d+) ?Gb\b[^,;]* NIC", facts.text.get("gpu", ""))
+    if network:
+        section["network"] = f"{int(network[1]) * int(network[2]) / per_node:g} Gb/s"
     return section | ({"usable_memory": usable} if usable else {})
 
 
@@ -254,12 +258,12 @@ def parallel(facts: Facts, software: Software, assumptions: list[str]) -> Sectio
     """The family of sharding. FSDP1 and ZeRO-3 are played as FSDP2; other families are features."""
     dp = facts.dp or 1
     label = facts.text.get("fsdp_or_zero", "").lower()
-    if not label and dp > 1:
+    if not label and dp * facts.cp > 1:
         label = software.sharding
         if not label:
             raise NotExpressible("fsdp_or_zero is not printed: how the ranks share the work is unknown")
         assumptions.append(f"sharding {label}, the software's own")
-    if dp == 1 or re.search(REPLICATED, label):
+    if dp * facts.cp == 1 or re.search(REPLICATED, label):
         return {}
     fsdp: Sections = {"degree": dp}
     if re.search(r"fsdp-?2", label):

@@ -139,6 +139,7 @@ KNOWN = (
         gpt="megatron",
         llama="megatron",
         reentrant=True,
+        flash="cudnn",  # what Transformer Engine takes from Hopper on; profiles of older cards have none: flash2
         sharding="none",
         since_start=True,
     ),

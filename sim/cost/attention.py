@@ -129,10 +129,10 @@ def padded_head_dim(work: Attention) -> int:
 
 
 def keys_per_tile(work: Attention, masked_share: float = 0.0) -> list[float]:
-    """Keys that each 128-row query tile of one head pays for: up to the diagonal where causal (aligned at the start),
-    and `masked_share` of those behind it."""
+    """Keys that each 128-row query tile of one head pays for: up to the diagonal where causal (which begins after
+    `past` keys), and `masked_share` of those behind it."""
     tiles = ceil(work.q_len / TILE_ROWS)
     if not work.causal:
         return [work.kv_len] * tiles
-    visible = [min((tile + 1) * TILE_ROWS, work.kv_len) for tile in range(tiles)]
+    visible = [min(work.past + (tile + 1) * TILE_ROWS, work.kv_len) for tile in range(tiles)]
     return [keys + masked_share * (work.kv_len - keys) for keys in visible] if masked_share else [*visible]

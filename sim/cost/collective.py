@@ -1,4 +1,5 @@
-"""Time of a collective: two protocols inside a node, a hierarchical ring across nodes, point to point.
+"""Time of a collective: two protocols inside a node, a hierarchical ring across nodes, point to point (sends
+between stages; a ring exchange, where every rank sends and receives at once, and the slowest link sets the pace).
 
 Inside a node: t = min over protocols of a + w / B, with a low-latency and a bandwidth protocol (a_L, B_L; a_S, B_S);
 w is what one rank puts on the wire of a buffer of S bytes over n ranks:
@@ -103,6 +104,8 @@ class CollectiveForm:
         """Cost of `work` over a group placed as said. Raises CostError if the placement does not hold its ranks."""
         if placement.size != work.size:
             raise CostError(f"a collective over {work.size} ranks of {work.group} on a placement of {placement.size}")
+        if work.kind == "ring_exchange":
+            return self.send(work.bytes, placement.nodes == 1)
         if work.size == 1:
             return CollectiveCost(0, 0, self.fabric_bytes_per_s)
         price = self._inside_node if placement.nodes == 1 else self._across_nodes

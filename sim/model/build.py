@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from sim.model.adapters import add_adapters
 from sim.model.config import ModelConfig
 from sim.model.experts import ExpertParallel
 from sim.model.gpt import Gpt
-from sim.model.language_model import LanguageModel
+from sim.model.language_model import Embedding, LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.megatron_gpt import MegatronGpt
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import TensorParallel
 from sim.model.transformers_gpt2 import Gpt2LMHeadModel
 from sim.model.transformers_llama import LlamaForCausalLM
 
 
 def build_model(
-    config: ModelConfig, parallel: TensorParallel | None = None, expert_parallel: ExpertParallel | None = None
-) -> LanguageModel:
+    config: ModelConfig, parallel: TensorParallel | None = None, expert_parallel: ExpertParallel | None = None,
+    context: ContextParallel | None = None,
+) -> LanguageModel:  # fmt: skip
     """The network of `config`, its parameters without tensors: whole, or one rank's part under tensor and expert
     parallelism.
 
-    Raises ValueError for a combination nobody wrote.
+    `context`: its attention is that of ranks that share sequences. Raises ValueError for a combination nobody wrote.
     """
     if config.implementation == "megatron":
-        return MegatronGpt(config, parallel or TensorParallel(), expert_parallel or ExpertParallel())
+        parts = parallel or TensorParallel(), expert_parallel or ExpertParallel(), context or ContextParallel()
+        return MegatronGpt(config, *parts)
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")
+    if context is not None and context.degree > 1:
+        raise ValueError(f"{config.implementation} is not written for context parallelism")
     known: dict[tuple[str, str], type[LanguageModel]] = {
         ("llama", "torchtitan"): TitanLlama,
         ("llama", "transformers"): LlamaForCausalLM,
@@ -34,4 +40,9 @@ def build_model(
     built = known.get((config.family, config.implementation))
     if built is None:
         raise ValueError(f"no {config.implementation} implementation of {config.family}")
-    return built(config)
+    model = built(config)
+    add_adapters(model, config)
+    embedding = next(child for _, child in model.children())
+    if isinstance(embedding, Embedding):
+        embedding.output_needs_gradient = config.input_gradients
+    return model

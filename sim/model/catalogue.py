@@ -79,6 +79,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh"), "loss_chunks": (1,)},
     ("gpt", "megatron"): GPT_CODE
     | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)}
+    | {"input_gradients": (False,)}
     | dict.fromkeys(NO_FUSIONS, (False, True)),
 }
 """What each code can do instead; a field that is not named here takes any value."""
@@ -170,7 +171,7 @@ def check_choices(values: Fields, family: Family, code: Implementation) -> list[
 
 def overridable_fields() -> tuple[str, ...]:
     """Fields of ModelConfig that a scenario may set one by one."""
-    fixed = ("name", "family", "implementation")
+    fixed = ("name", "family", "implementation", "lora")  # adapters hang on the whole set-up
     return tuple(field.name for field in fields(ModelConfig) if field.name not in fixed)
 
 

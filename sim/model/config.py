@@ -12,6 +12,19 @@ Implementation = Literal["torchtitan", "transformers", "nanogpt", "megatron"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Adapters of low rank on linear layers, beside which nothing is trained.
+
+    `targets`: names of sim.model.adapters. `dtype` of the adapters; None: that of the parameters.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+    dropout: float = 0.0
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Shapes and choices of one transformer. Sizes are counts; probabilities are fractions.
 
@@ -67,6 +80,10 @@ class ModelConfig:
     """Multi-head latent attention; `head_dim` is then a head's width without positions. None: queries, keys, values."""
     frozen: tuple[str, ...] = ()
     """Shell patterns of parameter names that need no gradient, e.g. "layers.[01].*"."""
+    input_gradients: bool = False
+    """The embedding's output is made to require a gradient, whatever is frozen (enable_input_require_grads)."""
+    lora: Lora | None = None
+    """Adapters; None: all parameters but the frozen ones are trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

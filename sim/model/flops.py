@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.config import ModelConfig
 
 MFU_FORMULA = (
     "6 * P + 12 * L * A * D * S FLOPs per token over the dense peak; P: parameters without the token embedding table "
-    "(with it where the head is tied to it) and without experts that a token does not pass, attention not halved for "
-    "causality; D with latent attention: the mean of a key's and a value's width"
+    "(with it where the head is tied to it) and without experts that a token does not pass, 4 * P for frozen ones; "
+    "attention not halved for causality; D with latent attention: the mean of a key's and a value's width"
 )
 
 
@@ -33,4 +34,21 @@ def model_flops_per_token(config: ModelConfig, seq_len: int) -> int:
     widths, latent = 2 * config.head_dim, config.latent
     if latent is not None:
         widths = config.head_dim + latent.rope_head_dim + latent.value_head_dim
-    return 6 * weights + 6 * config.layers * config.heads * widths * seq_len
+    return 6 * weights - 2 * _frozen_weights(config) + 6 * config.layers * config.heads * widths * seq_len
+
+
+def trained_parameter_count(config: ModelConfig) -> int:
+    """Parameters that get a gradient."""
+    return sum(p.elements for name, p in build_model(config).named_parameters() if is_trained(config, name))
+
+
+def _frozen_weights(config: ModelConfig) -> int:
+    """Weights that work on a token and have no gradient of their own; the embedding table, which comes first, is none."""
+    table, count = None if config.tied_embeddings else (config.vocab, config.hidden), 0
+    passed, of = (1, 1) if config.experts is None else (config.experts.top_k, config.experts.count)
+    for name, parameter in build_model(config).named_parameters():
+        if parameter.shape == table:
+            table = None
+        elif not is_trained(config, name):
+            count += parameter.elements * passed // of if parameter.of_expert else parameter.elements
+    return count

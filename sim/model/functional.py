@@ -6,6 +6,7 @@ from typing import Any
 
 from sim.model.calls import Shape, Tensor, call, call_tuple
 from sim.model.module import Parameter
+from sim.model.shard.context import ContextParallel
 
 
 def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
@@ -136,9 +137,10 @@ def fused_rope(x: Tensor, angles: Tensor) -> Tensor:
     return call("fused_rope", x, angles)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Transformer Engine's causal attention, q [S, B, A, D] over k and v [S, B, K, D]: [S, B, A, D]."""
-    return call("fused_attention", q, k, v)
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
+    """Transformer Engine's causal attention, q [S, B, A, D] over k and v [S, B, K, D] of all context-parallel ranks: as q.
+    All in plain order."""
+    return call("fused_attention", q, k, v, context.degree, context.kind)
 
 
 def causal_softmax(scores: Tensor) -> Tensor:
@@ -174,6 +176,11 @@ def view_as_real(z: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean negative log likelihood of logits [N, V] at targets [N]."""
     return call("cross_entropy", logits, targets)
+
+
+def require_gradient(x: Tensor) -> Tensor:
+    """x.requires_grad_(True) on a tensor that has none."""
+    return call("require_gradient", x)
 
 
 def leaf(x: Tensor) -> Tensor:

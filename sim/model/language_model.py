@@ -23,9 +23,11 @@ class Linear(Module):
 class Embedding(Module):
     def __init__(self, count: int, width: int) -> None:
         self.weight = Parameter(count, width)
+        self.output_needs_gradient = False
 
     def forward(self, indices: Tensor) -> Tensor:
-        return F.embedding(indices, self.weight)
+        out = F.embedding(indices, self.weight)
+        return F.require_gradient(out) if self.output_needs_gradient else out
 
 
 class LanguageModel(Module):

@@ -12,9 +12,10 @@ from sim.model.config import ModelConfig
 from sim.model.experts import ExpertParallel
 from sim.model.language_model import Embedding, LanguageModel
 from sim.model.megatron_latent import LatentSelfAttention
-from sim.model.megatron_layer import TransformerLayer, make_norm
+from sim.model.megatron_layer import SelfAttention, TransformerLayer, make_norm
 from sim.model.megatron_moe import MoeLayer
 from sim.model.module import Module, ModuleList
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import ColumnParallelLinear, TensorParallel, VocabParallelEmbedding
 
 
@@ -48,12 +49,17 @@ class LanguageModelEmbedding(Module):
 
 
 def make_layer(
-    config: ModelConfig, number: int, parallel: TensorParallel, expert_parallel: ExpertParallel
+    config: ModelConfig,
+    number: int,
+    parallel: TensorParallel,
+    expert_parallel: ExpertParallel,
+    context: ContextParallel,
 ) -> TransformerLayer:
     """Layer `number` of the model, with the attention and the experts that the configuration asks for."""
-    attention = moe = None
+    attention: Module = SelfAttention(config, parallel, context)
+    moe = None
     if config.latent is not None:
-        attention = LatentSelfAttention(config, config.latent, parallel)
+        attention = LatentSelfAttention(config, config.latent, parallel, context)
     if config.experts is not None and number >= config.experts.dense_layers:
         moe = MoeLayer(config, config.experts, parallel, expert_parallel)
     return TransformerLayer(config, parallel, attention, moe)
@@ -68,11 +74,14 @@ class MegatronGpt(LanguageModel):
     final_layernorm: Module | None
     output_layer: ColumnParallelLinear | None
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel, expert_parallel: ExpertParallel) -> None:
+    def __init__(
+        self, config: ModelConfig, parallel: TensorParallel, expert_parallel: ExpertParallel, context: ContextParallel
+    ) -> None:
         super().__init__(config)
         self.parallel = parallel
         embedding = self.embedding = LanguageModelEmbedding(config, parallel)
-        self.layers = ModuleList([make_layer(config, n, parallel, expert_parallel) for n in range(config.layers)])
+        layers = [make_layer(config, n, parallel, expert_parallel, context) for n in range(config.layers)]
+        self.layers = ModuleList([*layers])
         self.final_layernorm = make_norm(config, parallel)
         output = self.output_layer = ColumnParallelLinear(config.hidden, config.vocab, parallel, bias=False)
         if config.tied_embeddings:

@@ -14,6 +14,7 @@ from sim.model.config import ModelConfig
 from sim.model.experts import LatentAttention
 from sim.model.llama import FusedRMSNorm
 from sim.model.module import Module, Parameter
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import ColumnParallelLinear, RowParallelLinear, TensorParallel, norm_of_tokens
 
 
@@ -42,20 +43,25 @@ class UpProjection(Module):
 class LatentCoreAttention(Module):
     """q and k [S, B, A/t, D + R], v [S, B, A/t, V], each in plain order: [S, B, A/t * V]."""
 
+    def __init__(self, context: ContextParallel) -> None:
+        self.context = context
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         s, b, a, _ = q.shape
-        return F.fused_attention(q, k, v).view(s, b, a * v.shape[-1])
+        return F.fused_attention(q, k, v, self.context).view(s, b, a * v.shape[-1])
 
 
 class LatentSelfAttention(Module):
     """`rope`: angles [S, 1, 1, R]."""
 
-    def __init__(self, config: ModelConfig, latent: LatentAttention, parallel: TensorParallel) -> None:
+    def __init__(
+        self, config: ModelConfig, latent: LatentAttention, parallel: TensorParallel, context: ContextParallel
+    ) -> None:
         h, heads = config.hidden, config.heads
         self.latent = latent
         self.parallel = parallel
         self.heads, self.head_dim = heads // parallel.degree, config.head_dim
-        self.core_attention: Module = LatentCoreAttention()
+        self.core_attention: Module = LatentCoreAttention(context)
         self.linear_proj = RowParallelLinear(heads * latent.value_head_dim, h, parallel, bias=False)
         width = heads * (config.head_dim + latent.rope_head_dim)
         self.linear_q_proj: Module | None = None

@@ -15,6 +15,7 @@ from sim.model.config import ModelConfig
 from sim.model.gpt import LayerNorm
 from sim.model.llama import FusedRMSNorm
 from sim.model.module import Module, Parameter
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import ColumnParallelLinear, RowParallelLinear, TensorParallel, norm_of_tokens
 
 
@@ -31,15 +32,20 @@ def norm_of_heads(width: int, parallel: TensorParallel) -> Module:
 
 
 class CoreAttention(Module):
-    """Attention over this rank's heads, q [S, B, A/t, D], k and v [S, B, K/t, D]; the result is [S, B, A/t * D]."""
+    """Attention over this rank's heads, q [S, B, A/t, D], k and v [S, B, K/t, D]; the result is [S, B, A/t * D].
 
-    def __init__(self, config: ModelConfig) -> None:
+    S are the tokens of one context-parallel rank.
+    """
+
+    def __init__(self, config: ModelConfig, context: ContextParallel) -> None:
         self.config = config
+        self.context = context
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         s, b, a, d = q.shape
-        if self.config.family == "llama":  # Transformer Engine wants q, k and v each in plain order
-            return F.fused_attention(q, k, v.contiguous()).view(s, b, a * d)
+        if self.config.family == "llama" or self.context.degree > 1:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+            return F.fused_attention(q, k, v, self.context).view(s, b, a * d)
         if self.config.attention != "unfused":
             return self._fused(q, k, v)
         q = q.view(s, b * a, d)
@@ -65,11 +71,11 @@ class CoreAttention(Module):
 class SelfAttention(Module):
     """The bias of the output projection is left to the caller. `rope`: angles [S, 1, 1, D], where positions are rotary."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel, context: ContextParallel) -> None:
         h, d = config.hidden, config.head_dim
         self.config = config
         self.groups = config.kv_heads // parallel.degree
-        self.core_attention: Module = CoreAttention(config)
+        self.core_attention: Module = CoreAttention(config, context)
         self.linear_proj = RowParallelLinear(config.heads * d, h, parallel, config.bias)
         width = (config.heads + 2 * config.kv_heads) * d
         self.linear_qkv = ColumnParallelLinear(h, width, parallel, config.bias or config.qkv_bias)
@@ -142,16 +148,11 @@ class TransformerLayer(Module):
     """On S tokens, with sequence parallelism on S/t. `rope`: see SelfAttention. `moe`: experts in the MLP's place."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        parallel: TensorParallel,
-        attention: Module | None = None,
-        moe: Module | None = None,
+        self, config: ModelConfig, parallel: TensorParallel, attention: Module, moe: Module | None = None
     ) -> None:
-        """`attention` None: SelfAttention."""
         self.config = config
         self.input_layernorm = make_norm(config, parallel)
-        self.self_attention = attention or SelfAttention(config, parallel)
+        self.self_attention = attention
         self.pre_mlp_layernorm = make_norm(config, parallel)
         self.mlp = Mlp(config, parallel) if moe is None else None
         self.moe = moe

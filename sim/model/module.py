@@ -13,12 +13,14 @@ class Parameter:
 
     `partial`: the ranks of a tensor-parallel group hold it whole, each with the gradient of its own tokens only.
     `of_expert`: an expert's, which the ranks of an expert-parallel group do not have in common.
+    `dtype`: its own, where it is stored in another than the rest.
     """
 
-    __slots__ = ("of_expert", "partial", "requires_grad", "shape", "tensor")
+    __slots__ = ("dtype", "of_expert", "partial", "requires_grad", "shape", "tensor")
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
+        self.dtype: str | None = None
         self.requires_grad = True
         self.partial = False
         self.of_expert = False
@@ -122,6 +124,10 @@ class Module:
 
     def parameters(self) -> list[Parameter]:
         return [parameter for _, parameter in self.named_parameters()]
+
+    def managed_parameters(self) -> list[Parameter]:
+        """In the order in which fully_shard finds them: a module's children before its own (_fsdp_init.py)."""
+        return [tensor for _, tensor in self.named_tensors() if isinstance(tensor, Parameter)]
 
     def name_paths(self, prefix: str = "") -> None:
         """Give every module its dotted path, e.g. "layers.7.attention.wq"."""

@@ -60,6 +60,8 @@ class Attention:
     generation: str = "flash2"
     dtype: str = "bf16"
     value_head_dim: int = 0
+    past: int = 0
+    """Keys before the first query's own, which every query sees; where `causal`."""
 
     @property
     def mean_head_dim(self) -> int:
@@ -69,8 +71,8 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        forward = 4 * self.batch * self.heads * self.q_len * self.kv_len * self.mean_head_dim
-        forward //= 2 if self.causal else 1
+        seen = self.q_len * (self.past + self.kv_len if self.causal else 2 * self.kv_len)
+        forward = 2 * self.batch * self.heads * seen * self.mean_head_dim
         return forward * 5 // 2 if self.backward else forward
 
     @property
@@ -113,13 +115,14 @@ class Kernel:
     work: Work
 
 
-CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "ring_exchange"]
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective of one communicator. `bytes` is the FULL buffer S: gathered output (all-gather), input
-    (reduce-scatter), buffer (all-reduce). `group` names a mesh dimension, e.g. "fsdp"; its `size` counts ranks."""
+    (reduce-scatter), buffer (all-reduce); of a ring exchange what each rank sends to its neighbour. `group` names a mesh
+    dimension, e.g. "fsdp"; its `size` counts ranks."""
 
     kind: CollectiveKind
     bytes: int

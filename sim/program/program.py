@@ -84,9 +84,11 @@ TENSOR, DATA = 5, 6  # NCCL streams of Megatron's tensor-parallel and data-paral
 # Those of a pipeline: to and from the ranks of the next and the previous stages.
 SEND_NEXT, SEND_PREVIOUS, RECEIVE_NEXT, RECEIVE_PREVIOUS = range(7, 11)
 DEVICE_TO_HOST, HOST_TO_DEVICE = 11, 12  # those of streamed offload
+CONTEXT = 13  # NCCL stream of the context-parallel communicator
 STREAM_NAMES = (
     "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel", "data_parallel",
     "send_next", "send_previous", "receive_next", "receive_previous", "device_to_host", "host_to_device",
+    "context_parallel",
 )  # fmt: skip
 
 

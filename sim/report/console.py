@@ -247,7 +247,7 @@ def _parameter_bytes(strategies: Sequence[StrategySummary]) -> Iterator[str]:
     most = max(recipes, key=lambda recipe: len(recipes[recipe]), default="")
     said = [recipe if recipe == most else f"{recipe} in {', '.join(names)}" for recipe, names in recipes.items()]
     if said:
-        yield f"Per parameter: {'; '.join(said)}."
+        yield f"Per trained parameter: {'; '.join(said)}."
 
 
 def _capacity(s: StrategySummary) -> str:

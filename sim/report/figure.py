@@ -71,6 +71,7 @@ WORK_COLOURS = {
     "all_reduce": "#332288",
     "tensor_parallel": "#117733",
     "data_parallel": "#999933",
+    "context_parallel": "#AA4499",
     COMMUNICATION: "#332288",
     "device_to_host": "#AA7744",
     "host_to_device": "#D9B26A",

@@ -11,16 +11,20 @@ from sim.scenario.setup import Optimizer, Setup
 def bytes_per_parameter(setup: Setup) -> dict[str, float]:
     """Per trained parameter of the whole network (FSDP shares them); empty for the chain and without an optimizer.
 
-    Weight copies of autocast or FSDP's gathered parameters come on top while layers run.
+    A frozen one costs its own bytes and nothing more. Weight copies of autocast or FSDP's gathered parameters come on
+    top while layers run.
     """
     optimizer = setup.optimizer
     if isinstance(setup.model, ChainConfig):
         return {}
-    item = ITEM_BYTES[setup.precision.parameters]
-    costs: dict[str, float] = {f"parameters {setup.precision.parameters}": item}
+    stored, what = setup.precision.parameters, "parameters"
+    if setup.model.lora is not None:
+        stored, what = setup.model.lora.dtype or stored, "adapters"
+    item = ITEM_BYTES[stored]
+    costs: dict[str, float] = {f"{what} {stored}": item}
     if optimizer is None or setup.mode != "train":
         return costs
-    stepped = "fp32" if optimizer.master_weights else setup.precision.parameters
+    stepped = "fp32" if optimizer.master_weights else stored
     if not optimizer.in_backward:
         costs[f"gradients {stepped}"] = ITEM_BYTES[stepped]
     if setup.ddp is not None and not setup.ddp.gradient_as_bucket_view:

@@ -28,6 +28,8 @@ from sim.program.world import Meeting, World
 from sim.program.world_builder import WorldBuilder
 from sim.runtime.sections import Piece, SectionRow, Transfers, decoded, passage_of, pieces, section_codes
 
+REDUCED_OVER_CONTEXT = ("dp", "fsdp")
+"""Groups in which context-parallel ranks take part: each has gradients of some tokens, like a data-parallel rank."""
 NVLINK, NIC, DOWN, UP, HOST_MEMORY = range(5)  # links of a rank; down and up: its host link to and from the host
 LINKS_PER_RANK = 5
 OTHER_END = {
@@ -339,4 +341,6 @@ def placement(mesh: Mesh, collective: Collective) -> Span:
     if collective.group == "embedding":
         same_node = mesh.rank({"pp": mesh.degree("pp") - 1}) < mesh.gpus_per_node
         return Span(2, 1, 2, True) if same_node else Span(2, 2, 1, True)
+    if collective.group in REDUCED_OVER_CONTEXT and mesh.degree("cp") > 1:
+        return mesh.span(*(name for name in (collective.group, "cp") if mesh.degree(name) > 1))
     return mesh.span(collective.group)

@@ -92,8 +92,8 @@ class MasterWeights(StepOptimizer):
     """
 
     def __init__(self, tape: Tape, parameters: list[Tensor], setup: Optimizer) -> None:
-        super().__init__(tape, parameters, setup.variant)
-        self.masters = [self._master(p) for p in parameters]
+        super().__init__(tape, [p for p in parameters if p.requires_grad], setup.variant)
+        self.masters = [self._master(p) for p in self.parameters]
         self.inner = make_optimizer(tape, self.masters, replace(setup, master_weights=False))
 
     def _master(self, p: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
+from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
@@ -81,13 +81,13 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
-        self.models = models or [build_model(self.config, setup.tensor, setup.expert)]
+        self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
         self.slots = [named for model in self.models for named in model.named_parameters()]
         self.tensors = [named for model in self.models for named in model.named_tensors()]
         for name, slot in self.slots:
-            slot.requires_grad = not any(fnmatchcase(name, pattern) for pattern in self.config.frozen)
+            slot.requires_grad = is_trained(self.config, name)
         self.communications: list[Communication] = []
         self.host = HostMemory(recorder)
         """Pinned memory for parameters and gradients under FSDP's CPU offload."""
@@ -111,7 +111,7 @@ class TrainingRun:
             blocks = list(layers_of(model))
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.fsdp is not None:
-                communication = apply_fsdp(tape, model, model.parameters(), blocks, outer, setup, self.host)
+                communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
             if offload is None:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
@@ -162,7 +162,7 @@ class TrainingRun:
                 self.host.take(shard.shard_elements * ITEM_BYTES[dtype])
                 continue
             shape = slot.shape if shard is None else shard.local_shape()
-            tensor = self.tape.empty(shape, dtype)
+            tensor = self.tape.empty(shape, slot.dtype or dtype)
             tensor.requires_grad = slot.requires_grad
             slot.tensor = tensor
             if shard is not None:
@@ -196,10 +196,10 @@ class TrainingRun:
                 self._place_rope(model)
             elif isinstance(model, MegatronGpt):
                 self.recorder.default_owner = int(Owner.OTHER)
-                model.make_rope(self.setup.batch.seq_len)
+                model.make_rope(self.setup.local_tokens)
 
     def _place_rope(self, model: TitanLlama) -> None:
-        config, seq_len = self.config, self.setup.batch.seq_len
+        config, seq_len = self.config, self.setup.local_tokens
         placeholder = None
         if not self._on_host:
             if config.rope == "complex":
@@ -290,7 +290,7 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.batch.seq_len)
+        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.local_tokens)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(shape, "int64")

@@ -73,7 +73,7 @@ class PipelineTraining(TrainingRun):
     def micro_batch_of(self, loaded: ModelTensor | None) -> Tensor:
         """A view of one micro-batch's tokens or targets."""
         assert loaded is not None
-        return Tensor.of(loaded).alias((self.setup.batch.micro_batch, self.setup.batch.seq_len))
+        return Tensor.of(loaded).alias((self.setup.batch.micro_batch, self.setup.local_tokens))
 
     def _reduce_tied_gradient(self) -> None:
         """Embedding and head are one parameter on two ranks: both gradients are added up."""
@@ -146,7 +146,7 @@ def build_stages(setup: Setup, rank: int) -> tuple[list[int], list[LanguageModel
     models = []
     for number in numbers:
         stage = stage_config(config, begins[number], pipeline.placement[number])
-        model = build_model(stage, setup.tensor, setup.expert)
+        model = build_model(stage, setup.tensor, setup.expert, setup.context)
         model.become_stage(begins[number], number == 0, number == last)
         models.append(model)
     if config.tied_embeddings and last > 0 and numbers[0] == 0 and numbers[-1] == last:
@@ -178,7 +178,7 @@ def wire_of(setup: Setup, config: ModelConfig) -> Wire:
     """Hidden states [B, S, H], Megatron's [S, B, H] or its share of tokens, in the dtype of the residual stream."""
     batch, precision = setup.batch, setup.precision
     megatron = config.implementation == "megatron"
-    length = batch.seq_len // setup.tensor.degree if setup.tensor.splits_tokens else batch.seq_len
+    length = setup.local_tokens // setup.tensor.degree if setup.tensor.splits_tokens else setup.local_tokens
     tokens = (length, batch.micro_batch) if megatron else (batch.micro_batch, length)
     dtype = precision.parameters if setup.fsdp is None or precision.autocast else precision.compute
     return Wire((*tokens, config.hidden), dtype, kept=not megatron)

@@ -126,7 +126,7 @@ def apply_fsdp(
         decided: bool | int = i < last if reshard == "torchtitan" else reshard
         if setup.pipeline is not None and reshard == "torchtitan":
             decided = False  # its default with a pipeline: micro-batches would gather again and again
-        own.append((f"layers.{i}", wrapped[i], block.parameters(), decided))
+        own.append((f"layers.{i}", wrapped[i], block.managed_parameters(), decided))
     taken = {id(p) for _, _, unit_slots, _ in own for p in unit_slots}
     rest = [p for p in slots if id(p) not in taken]
     root_reshard = fsdp.root_reshard_after_forward
@@ -137,9 +137,9 @@ def apply_fsdp(
         Unit(tape, communication, "root", [model], [], unit_policy(fsdp, precision, False))
         if embedding is not None:
             embedding_policy = unit_policy(fsdp, precision, setup.pipeline is None)
-            Unit(tape, communication, "tok_embeddings", [embedding], embedding.parameters(), embedding_policy)
+            Unit(tape, communication, "tok_embeddings", [embedding], embedding.managed_parameters(), embedding_policy)
         if head is not None:
-            tail = norm.parameters() + head.parameters()
+            tail = norm.managed_parameters() + head.managed_parameters()
             last_unit = ("norm+output", [norm, head], tail, unit_policy(fsdp, precision, False))
     else:
         reshard_root = root_reshard if root_reshard and _honours_root_reshard(setup.torch) else False

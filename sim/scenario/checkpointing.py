@@ -120,7 +120,10 @@ def _check_region(document: Document, path: Path, region: RegionSection, model: 
         document.warning((*path, "early_stop"), "has no effect: a reentrant region never stops early")
     if region.reentrant and isinstance(model, ModelConfig) and _first_input_is_frozen(model):
         message = "the embedding is frozen, so that no region's input needs a gradient: the layers would not be trained"
-        document.warning((*path, "reentrant"), message)
+        if model.lora is not None:
+            document.problem((*path, "reentrant"), f"{message}; set model.input_gradients: true")
+        else:
+            document.warning((*path, "reentrant"), message)
     if isinstance(region, CheckpointSection):
         for number, choice in enumerate(region.layers):
             if choice is not None:
@@ -129,6 +132,8 @@ def _check_region(document: Document, path: Path, region: RegionSection, model: 
 
 def _first_input_is_frozen(model: ModelConfig) -> bool:
     """Llama's layers get the token embedding alone; a GPT adds positions."""
+    if model.input_gradients or model.lora is not None:
+        return not model.input_gradients
     embeddings = ("tok_embeddings.weight", "embed_tokens.weight")
     return model.family == "llama" and any(fnmatchcase(e, pattern) for e in embeddings for pattern in model.frozen)
 

@@ -9,7 +9,7 @@ from sim.scenario.sections import Sections
 
 FAMILIES = ("ddp",)
 """Fields of `parallel`."""
-OTHERS = ("fsdp", "data", "tensor", "pipeline")
+OTHERS = ("fsdp", "data", "tensor", "context", "pipeline")
 
 
 def check_families(

@@ -36,11 +36,13 @@ from sim.scenario.consistency import (
     check_under_pipeline,
     check_version,
 )
+from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
 from sim.scenario.dump import dumped
 from sim.scenario.experts import check_experts, expert_mesh
 from sim.scenario.family_checks import check_families
 from sim.scenario.load import OVERRIDES
+from sim.scenario.lora import check_trained, with_lora
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError, shown
@@ -109,12 +111,18 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     parallel = sections.get("parallel") or ParallelSection()
     fsdp = parallel.fsdp
     pipeline: PipelineSection | None = parallel.pipeline
+    checkpoint: CheckpointSection | None = sections.get("checkpoint")
+    precision: PrecisionSection | None = sections.get("precision")
     model = _model(document, sections)
+    if precision and isinstance(model, ModelConfig):
+        section: ModelSection = sections.get("model")
+        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters)
+        if section.input_gradients is None and checkpoint and model.implementation == "transformers":
+            model = replace(model, input_gradients=True)
+        check_trained(document, model, sections.get("mode") or "train")
     cluster = _cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
     mesh = _mesh(document, parallel, cluster) if cluster and sections.whole("cluster", "parallel") else None
-    checkpoint: CheckpointSection | None = sections.get("checkpoint")
-    precision: PrecisionSection | None = sections.get("precision")
     if sections.get("torch"):
         check_version(document, sections.get("torch"))
     check_names(document, sections.get("profile"), sections.get("host"), cluster)
@@ -122,6 +130,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
         check_megatron_parallel(document, parallel, model, batch)
+        if parallel.context:
+            tensor = (parallel.tensor.degree, parallel.tensor.sequence_parallel) if parallel.tensor else (1, False)
+            check_context(document, parallel.context, model, batch.seq_len if batch else None, tensor)
         if model:
             check_experts(document, parallel, model)
         check_families(document, parallel, model, sections)
@@ -159,7 +170,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         precision=_precision(precision, parallel),
         optimizer=_optimizer(sections.get("optimizer")),
         checkpoint=_checkpoint(checkpoint, model.layers),
-        fsdp=None if fsdp is None else Fsdp(**fsdp.model_dump()),
+        fsdp=_fsdp(parallel),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
         profile=sections.get("profile"),
@@ -168,6 +179,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         gemm_efficiency=sections.get("gemm_efficiency"),
         attention_kernel=sections.get("attention_kernel"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
+        context=resolve_context(parallel.context),
         expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
@@ -284,7 +296,8 @@ def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSecti
 
 
 def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Mesh | None:
-    """Dimensions, outermost first; the ranks of a tensor-parallel group lie side by side."""
+    """Dimensions, outermost first; the ranks of a tensor-parallel group lie side by side, those of a context-parallel
+    group next (Megatron's order tp-cp-dp-pp, torchtitan's pp, dp, cp, tp)."""
     fsdp, data, tensor, pipeline = parallel.fsdp, parallel.data, parallel.tensor, parallel.pipeline
     if parallel == ParallelSection() and cluster.gpus > 1:
         advice = f"nothing shares the work of {cluster.gpus} GPUs: add fsdp: {{degree: {cluster.gpus}}}, or use one GPU"
@@ -298,6 +311,8 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
         dimensions.append(("dp", parallel.ddp.degree))
     if data is not None and (data.degree > 1 or tensor is None):
         dimensions.append(("dp", data.degree))
+    if parallel.context is not None:
+        dimensions.append(("cp", parallel.context.degree))
     if tensor is not None:
         dimensions.append(("tp", tensor.degree))
     try:
@@ -305,7 +320,7 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
     except MeshError as error:
         document.problem(("parallel",), str(error), show=False)
         return None
-    if fsdp is not None or (parallel.expert is None and data is None and tensor is None):
+    if fsdp is not None or not (parallel.expert or parallel.context or data or tensor):
         return mesh
     experts = expert_mesh(document, parallel.expert, mesh, tensor.degree if tensor is not None else 1)
     return None if experts is None else replace(mesh, experts=experts)
@@ -336,10 +351,20 @@ def _region(section: RegionSection) -> Region:
 
 
 def _data(parallel: ParallelSection) -> DataParallel | None:
-    """Megatron's training loop: asked for, or what tensor parallelism without FSDP runs in."""
+    """Megatron's training loop: asked for, or what tensor or context parallelism without FSDP runs in."""
+    context = parallel.context.degree if parallel.context is not None else 1
     if parallel.data is not None:
-        return DataParallel(**parallel.data.model_dump())
-    return DataParallel() if parallel.tensor is not None and parallel.fsdp is None else None
+        fields = parallel.data.model_dump()
+        return DataParallel(**{**fields, "degree": parallel.data.degree * context})
+    loop = (parallel.tensor is not None or parallel.context is not None) and parallel.fsdp is None
+    return DataParallel(degree=context) if loop else None
+
+
+def _fsdp(parallel: ParallelSection) -> Fsdp | None:
+    if parallel.fsdp is None:
+        return None
+    context = parallel.context.degree if parallel.context is not None else 1
+    return Fsdp(**{**parallel.fsdp.model_dump(), "degree": parallel.fsdp.degree * context})
 
 
 def _host(section: HostSection) -> Host:

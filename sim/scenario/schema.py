@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
 from sim.scenario.families import DdpSection
 from sim.scenario.kinds import (
@@ -38,6 +39,7 @@ from sim.scenario.kinds import (
     Tokens,
     Version,
 )
+from sim.scenario.lora import LoraSection
 from sim.scenario.offload import OffloadSection
 from sim.scenario.section import Section
 
@@ -138,6 +140,11 @@ class ModelSection(Section):
     """Multi-head latent attention. Default: that of the preset or config.json."""
     frozen: Names | None = None
     """Parameters that are not trained, by name or pattern, e.g. ["tok_embeddings.*", "layers.0.*"]. Default: none."""
+    input_gradients: bool | None = None
+    """The embedding's output is made to require a gradient although the embedding is frozen, as reentrant regions need
+    (enable_input_require_grads). Default: true with transformers and checkpointing, else false."""
+    lora: LoraSection | None = None
+    """Adapters; everything else is frozen. Default: null, all parameters are trained."""
 
 
 class ClusterSection(Section):
@@ -256,6 +263,8 @@ class ParallelSection(Section):
     Default: null."""
     data: DataSection | None = None
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
+    context: ContextSection | None = None
+    """Context parallelism, for implementation megatron. Default: null."""
     expert: ExpertParallelSection | None = None
     """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None

@@ -10,6 +10,7 @@ from sim.hardware.catalogue import Cluster
 from sim.hardware.mesh import Mesh
 from sim.model.config import ChainConfig, ModelConfig
 from sim.model.experts import ExpertParallel
+from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import TensorParallel
 
 
@@ -124,6 +125,7 @@ class Fsdp:
     `reshard_after_forward` speaks of the blocks: "torchtitan" (all but the last block), True, False, or a number of
     ranks to reshard to. `root_reshard_after_forward`: None is PyTorch's default (the root stays gathered).
     `units`: "blocks" (blocks + root) or "torchtitan_2026" (embedding | blocks | norm + head | root).
+    `degree`: ranks that share the parameters, context-parallel ones among them.
     `wrap`: "fsdp(checkpoint)" or "checkpoint(fsdp)"; FSDP2 gathers equally often either way.
     `gradient_sync`: "every" micro-batch reduces, or only the "last" (unsharded gradients are kept meanwhile).
     """
@@ -175,6 +177,7 @@ class Pipeline:
 class DataParallel:
     """Megatron's data parallelism and mixed precision: gradients summed in the reduce dtype, Adam on fp32 parameters.
 
+    `degree`: ranks that reduce gradients together, context-parallel ones among them.
     `distributed_optimizer`: fp32 parameters and moments split over the `degree` replicas, gradients reduce-scattered,
     parameters gathered after the step. `overlap`: reduce beside backward. `gradient_accumulation_fusion`: products for
     weights' gradients add to the main gradients themselves.
@@ -238,6 +241,8 @@ class Setup:
     attention_kernel: str | None = None
     """Name in the cost profile of the kernel that is timed where SDPA runs flash attention; None: flash2."""
     tensor: TensorParallel = field(default_factory=TensorParallel)
+    context: ContextParallel = field(default_factory=ContextParallel)
+    """Its ranks share sequences, and are among the ranks of `data` and `fsdp`, which reduce gradients."""
     expert: ExpertParallel = field(default_factory=ExpertParallel)
     data: DataParallel | None = None
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
@@ -256,7 +261,12 @@ class Setup:
     @property
     def data_parallel(self) -> int:
         """Ranks that train on different data; the others share a rank's."""
-        return self.cluster.gpus // self.stages // self.tensor.degree
+        return self.cluster.gpus // self.stages // self.tensor.degree // self.context.degree
+
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of a sequence on one rank, between the operators that tensor-parallel ranks share too."""
+        return self.batch.seq_len // self.context.degree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

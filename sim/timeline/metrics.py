@@ -74,7 +74,7 @@ def outside_bytes(setup: Setup) -> int:
     cluster, fsdp = setup.cluster, setup.fsdp
     groups = 0 if fsdp is None else (fsdp.degree > 1) + (fsdp.replicas > 1)
     groups += (setup.tensor.degree > 1) + (setup.data is not None and setup.data.degree > 1)
-    groups += setup.stages > 1
+    groups += (setup.stages > 1) + (setup.context.degree > 1)
     groups += (setup.expert.degree > 1) + (setup.expert.tensor > 1 and setup.expert.degree > 1)
     groups += setup.ddp is not None and setup.ddp.degree > 1
     return cluster.context_bytes + groups * cluster.communicator_bytes
@@ -177,7 +177,8 @@ def utilization(setup: Setup, time: StepTime) -> Utilization | None:
         return None
     batch = setup.batch
     tokens = batch.micro_batch * batch.seq_len * batch.accumulation
-    per_second = tokens / setup.stages / setup.tensor.degree / (time.step_ns * 1e-9)
+    sharers = setup.stages * setup.tensor.degree * setup.context.degree
+    per_second = tokens / sharers / (time.step_ns * 1e-9)
     peak_flops = setup.cluster.gpu.peak_flops_per_s(setup.precision.compute)
     per_token = model_flops_per_token(setup.model, batch.seq_len)
     if setup.mode != "train":

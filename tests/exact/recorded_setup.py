@@ -9,7 +9,7 @@ from typing import Any
 from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
-from sim.model.config import Family, Implementation, ModelConfig
+from sim.model.config import Family, Implementation, Lora, ModelConfig
 from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
 
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
@@ -70,7 +70,14 @@ def _llama(meta: dict[str, Any]) -> ModelConfig:
         tied_embeddings=meta.get("tie", False),
         qkv_bias=meta.get("qkv_bias", False), qk_norm=meta.get("qk_norm", False),
         frozen=_frozen(meta), loss_chunks=meta.get("chunks", 1), loss_chunking=meta.get("chunking", "backward"),
+        lora=_lora(meta), input_gradients=meta.get("inputs_grad", False),
     )  # fmt: skip
+
+
+def _lora(meta: dict[str, Any]) -> Lora | None:
+    """Recordings with adapters name them as `Lora` does."""
+    named = meta.get("lora")
+    return None if named is None else Lora(**_tuples(named))
 
 
 def _block_gpt(meta: dict[str, Any]) -> ModelConfig:
@@ -98,6 +105,8 @@ def _checkpoint(meta: dict[str, Any]) -> Checkpoint | None:
     kind = meta["ac"]
     if kind in ("none", "offload"):
         return None
+    if kind == "reentrant":
+        return Checkpoint(reentrant=True)
     if kind == "form":
         return form(meta["form"])
     save = tuple(meta.get("save") or TITAN_SELECTIVE) if kind == "op" else ()
@@ -216,7 +225,8 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
         layers=meta["layers"], hidden=meta["hidden"], ffn_hidden=meta["ffn"], heads=meta["heads"],
         kv_heads=meta["heads"] if gpt else meta["kv"],
         head_dim=meta["hidden"] // meta["heads"] if gpt else meta["head_dim"],
-        vocab=meta["V"], max_positions=meta["max_positions"], **choices,
+        vocab=meta["V"], max_positions=meta["max_positions"], lora=_lora(meta),
+        input_gradients=not gpt and bool(meta["ckpt"] or "form" in meta), **choices,
     )  # fmt: skip
     autocast, bf16 = meta["prec"] == "autocast", meta["prec"] == "bf16"
     return _setup(

@@ -42,6 +42,10 @@ PARALLEL = {
     "overlapped dp": "{tensor: {degree: 2}, data: {degree: 4, overlap: true, gradient_accumulation_fusion: false}}",
     "tp and fsdp": "{tensor: {degree: 2}, fsdp: {degree: 4}}",
 }
+CONTEXT = {
+    "ring": "{context: {degree: 4}, tensor: {degree: 2, sequence_parallel: true}}",
+    "all-gather": "{context: {degree: 4, kind: all-gather}, fsdp: {degree: 2}}",
+}
 MEGATRON_FORMS = {
     "none": "null",
     "full": "{reentrant: true}",
@@ -122,10 +126,10 @@ def test_megatron_over_several_ranks(parallel: str, checkpoint: str) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", MEGATRON_PARTS)
-@pytest.mark.parametrize("parallel", ["tp and dp", "tp and fsdp"])
+@pytest.mark.parametrize("parallel", ["tp and dp", "tp and fsdp", "ring", "all-gather"])
 def test_megatrons_llama(parallel: str, checkpoint: str) -> None:
     text = MEGATRON.replace("gpt-tiny", "llama-tiny, kv_heads: 2").replace("seq_len: 128", "seq_len: 256")
-    setup = setup_of(f"{text}parallel: {PARALLEL[parallel]}\ncheckpoint: {MEGATRON_PARTS[checkpoint]}\n")
+    setup = setup_of(f"{text}parallel: {(PARALLEL | CONTEXT)[parallel]}\ncheckpoint: {MEGATRON_PARTS[checkpoint]}\n")
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 

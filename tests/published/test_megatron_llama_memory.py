@@ -117,3 +117,19 @@ def test_ranks_split_heads_and_both_halves_of_the_gated_product() -> None:
         "mlp.linear_fc1.weight": (2 * 14336 // 4, 4096),
         "mlp.linear_fc2.weight": (4096, 14336 // 4),
     }
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("kind", ["ring", "all-gather"])
+@pytest.mark.parametrize("preset", ["llama-2-7b", "llama-3.1-8b"])
+def test_under_context_parallelism_a_layer_saves_the_closed_form_of_its_tokens(preset: str, kind: str, n: int) -> None:
+    """Whatever has gone round in a ring, one pair of keys and values is saved; gathered ones are gathered again. The
+    all-gather saves the result of attention a second time, half by half. A random state is kept per kernel."""
+    parallel = f"{{context: {{degree: {n}, kind: {kind}}}, tensor: {{degree: {8 // n}, sequence_parallel: true}}}}"
+    config = setup_of(preset, 1, parallel).model
+    assert isinstance(config, ModelConfig)
+    expected = closed_form(config, 8 // n, True, s=512 // n)
+    expected["random state"] *= n if kind == "ring" else 2
+    if kind == "all-gather":
+        expected["results by halves"] = expected["q and result"] // 2
+    assert saved_per_layer(preset, parallel) == sum(expected.values())

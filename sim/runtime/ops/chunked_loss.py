@@ -40,6 +40,12 @@ def leaf(tape: Tape, x: Tensor) -> Tensor:
     return detached
 
 
+@rule("require_gradient")
+def require_gradient(tape: Tape, x: Tensor) -> Tensor:
+    x.requires_grad = True
+    return x
+
+
 @rule("needs_gradient")
 def needs_gradient(tape: Tape, x: Tensor) -> bool:
     return tape.records((x,))

@@ -88,21 +88,21 @@ class FusedAttention(Op):
 
 
 def attend(
-    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None
+    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None, past: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One kernel of q [S, B, A, D] over k (and v) [T, B, K, D]: out, log-sum-exp, random state.
 
-    `value_dim`: width of a value and of the result, where it is not D.
+    `value_dim`: width of a value and of the result, where it is not D. `past`: keys before the first query.
     """
     length, batch, heads, head_dim = q.shape
     out = tape.empty((*q.shape[:3], value_dim or head_dim), q.dtype)
     lse, rng = tape.empty((batch, heads, length), "fp32"), tape.empty((2,), "int64")
-    tape.recorder.attention("fused_attn_fwd", _work(q, k, causal, False, value_dim))
+    tape.recorder.attention("fused_attn_fwd", _work(q, k, causal, False, value_dim, past))
     return out, lse, rng
 
 
 def attend_back(
-    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None
+    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None, past: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its backward: dq, dk, dv in plain order, and the workspaces while it runs."""
     length, batch, heads, head_dim = q.shape
@@ -114,17 +114,17 @@ def attend_back(
     if k.shape[2] != heads:  # dk and dv for all heads, summed down afterwards
         shape = (*k.shape[:2], heads, head_dim)
         workspaces += [tape.empty(shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)]
-    tape.recorder.attention("fused_attn_bwd", _work(q, k, causal, True, value_dim))
+    tape.recorder.attention("fused_attn_bwd", _work(q, k, causal, True, value_dim, past))
     for full in workspaces[2:]:
         tape.recorder.memory_bound("aten::sum", "reduce", full.bytes + k.bytes)
     return dq, dk, dv
 
 
-def _work(q: Tensor, k: Tensor, causal: bool, backward: bool, value_dim: int | None) -> Attention:
+def _work(q: Tensor, k: Tensor, causal: bool, backward: bool, value_dim: int | None, past: int) -> Attention:
     length, batch, heads, head_dim = q.shape
     return Attention(
         batch=batch, heads=heads, kv_heads=k.shape[2], q_len=length, kv_len=k.shape[0], head_dim=head_dim,
-        causal=causal, backward=backward, dtype=q.dtype,
+        causal=causal, backward=backward, dtype=q.dtype, past=past,
         value_head_dim=0 if value_dim in (None, head_dim) else value_dim or 0,
     )  # fmt: skip
 
@@ -137,8 +137,3 @@ def swiglu(tape: Tape, x: Tensor) -> Tensor:
 @rule("fused_rope")
 def fused_rope(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
     return tape.apply(FusedRope, (x, angles))
-
-
-@rule("fused_attention")
-def fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return tape.apply_tuple(FusedAttention, (q, k, v))[0]

@@ -12,6 +12,7 @@ NCCL_OPERATIONS = {
     "reduce_scatter": "ReduceScatter_Sum",
     "all_reduce": "AllReduce_Sum",
     "all_to_all": "SendRecv",
+    "ring_exchange": "SendRecv",
     "broadcast": "Broadcast",
 }
 NCCL_DTYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int64": "i64", "int32": "i32", "uint8": "u8"}

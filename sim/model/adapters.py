@@ -1,0 +1,105 @@
+"""LoRA: linear layers with a trained detour of low rank, as torchtune and peft write them; everything else is frozen.
+
+W [out, in] frozen, A [rank, in] and B [out, rank] trained: y = x W^T + scale * (dropout(x) A^T) B^T.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from sim.model import functional as F
+from sim.model.calls import Tensor
+from sim.model.config import Lora, ModelConfig
+from sim.model.language_model import LanguageModel, Linear
+from sim.model.module import Module
+
+LINEARS: dict[tuple[str, str], dict[str, str]] = {
+    ("llama", "torchtitan"): {
+        "q": "wq", "k": "wk", "v": "wv", "o": "wo", "gate": "w1", "up": "w3", "down": "w2", "head": "output",
+    },
+    ("llama", "transformers"): {
+        "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
+        "down": "down_proj", "head": "lm_head",
+    },
+}  # fmt: skip
+"""Which linear layers may have adapters, and what each implementation calls them."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "attention": ("q", "k", "v", "o"),
+    "mlp": ("gate", "up", "down"),
+    "all": ("q", "k", "v", "o", "gate", "up", "down"),
+}
+"""Names for several; the head is in none, as in peft's all-linear."""
+SCALE = 2.0
+"""alpha / rank: its value changes neither time nor memory."""
+
+
+class LoraLinear(Module):
+    """torchtune's LoRALinear: it holds the base weight itself, beside two linear layers."""
+
+    def __init__(self, base: Linear, lora: Lora) -> None:
+        outputs, inputs = base.weight.shape
+        self.weight, self.bias = base.weight, base.bias
+        self.dropout = lora.dropout
+        self.lora_a, self.lora_b = Linear(inputs, lora.rank), Linear(lora.rank, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight, self.bias)
+        lora_out = self.lora_a(F.dropout(x, self.dropout))
+        lora_out = SCALE * self.lora_b(lora_out)
+        return out + lora_out
+
+
+class PeftLinear(Module):
+    """peft's lora.Linear around a linear layer; adapters in a dtype of their own get a cast of the input."""
+
+    def __init__(self, base: Linear, lora: Lora) -> None:
+        outputs, inputs = base.weight.shape
+        self.base_layer = base
+        self.dropout = lora.dropout
+        self.lora_a, self.lora_b = Linear(inputs, lora.rank), Linear(lora.rank, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base_layer(x)
+        dtype = result.dtype
+        x = x.to(self.lora_a.weight.tensor.dtype if self.lora_a.weight.tensor is not None else x.dtype)
+        result = result + self.lora_b(self.lora_a(F.dropout(x, self.dropout))) * SCALE
+        return result.to(dtype)
+
+
+WRAPPERS: dict[str, type[LoraLinear | PeftLinear]] = {"torchtitan": LoraLinear, "transformers": PeftLinear}
+
+
+def target_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """What `Lora.targets` may say of this model, and the linear layers that are meant; empty: no adapters are written."""
+    known = LINEARS.get((config.family, config.implementation), {})
+    groups = {name: tuple(known[part] for part in parts) for name, parts in GROUPS.items()} if known else {}
+    return {name: (attribute,) for name, attribute in known.items()} | groups
+
+
+def add_adapters(model: LanguageModel, config: ModelConfig) -> None:
+    """Put adapters around the linear layers that `config.lora` names."""
+    lora = config.lora
+    if lora is None:
+        return
+    names = target_names(config)
+    wrapped = {attribute for target in lora.targets for attribute in names[target]}
+    _wrap(model, wrapped, WRAPPERS[config.implementation], lora)
+    model.name_paths()
+
+
+def _wrap(module: Module, names: set[str], wrapper: type[LoraLinear | PeftLinear], lora: Lora) -> None:
+    for name, child in list(module.children()):
+        if isinstance(child, Linear) and name in names:
+            adapted = wrapper(child, lora)
+            for adapter in (adapted.lora_a, adapted.lora_b):
+                adapter.weight.dtype = lora.dtype
+            setattr(module, name, adapted)
+            continue
+        _wrap(child, names, wrapper, lora)
+
+
+def is_trained(config: ModelConfig, name: str) -> bool:
+    """Does the parameter of this name get a gradient?"""
+    if config.lora is not None:
+        return ".lora_" in name
+    return not any(fnmatchcase(name, pattern) for pattern in config.frozen)

@@ -1,0 +1,87 @@
+"""Adapters in a scenario: the section, what fits the model, and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from sim.model.adapters import is_trained, target_names
+from sim.model.build import build_model
+from sim.model.config import Lora, ModelConfig
+from sim.scenario.document import Document
+from sim.scenario.kinds import Count, Names, Probability
+from sim.scenario.section import Section
+
+PATH = ("model", "lora")
+
+
+class LoraSection(Section):
+    """LoRA: only adapters of low rank beside the named linear layers are trained. As torchtune writes it with
+    implementation torchtitan, as peft with transformers. (alpha scales values and changes neither bytes nor time.)"""
+
+    rank: Count
+    """Width of the adapters."""
+    targets: Names = ("q", "v")
+    """Linear layers that get one: q, k, v, o, gate, up, down, head, or attention, mlp, all (all but the head). Default:
+    [q, v]."""
+    dropout: Probability = 0.0
+    """Probability of dropout before an adapter. Default: 0."""
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Dtype of the adapters. Default: the parameters'; with transformers fp32, as peft makes them
+    (autocast_adapter_dtype)."""
+
+
+def with_lora(
+    document: Document, section: LoraSection | None, model: ModelConfig, sharded: bool, parameters: str
+) -> ModelConfig:
+    """The model with its adapters, or without them where something is wrong, which is noted.
+
+    `sharded`: under FSDP; `parameters`: the dtype of the base.
+    """
+    if section is None:
+        return model
+    dtype = section.dtype or ("fp32" if model.implementation == "transformers" else parameters)
+    if not _fits(document, section, model, dtype if sharded else parameters, parameters):
+        return model
+    lora = Lora(rank=section.rank, targets=section.targets, dropout=section.dropout, dtype=dtype)
+    return replace(model, lora=lora)
+
+
+def _fits(document: Document, section: LoraSection, model: ModelConfig, gathered: str, parameters: str) -> bool:
+    """The code must have the layers; under FSDP2 one dtype is gathered per unit."""
+    known, before = target_names(model), len(document.problems)
+    if not known:
+        what = (
+            f"adapters are written for Llama-like models of torchtitan and transformers, not {model.implementation}'s"
+        )
+        document.problem(PATH, what, show=False)
+        return False
+    for index, name in enumerate(section.targets):
+        if name not in known:
+            document.problem((*PATH, "targets", index), "", allowed=tuple(known))
+    if not section.targets:
+        document.problem((*PATH, "targets"), "at least one linear layer is expected", show=False)
+    if model.experts is not None:
+        document.problem(PATH, "adapters beside experts are not modelled", show=False)
+    if model.frozen:
+        document.problem(("model", "frozen"), "lora freezes everything but its adapters already")
+    if "head" in section.targets and model.tied_embeddings:
+        document.problem((*PATH, "targets"), "the head is the embedding here (model.tied_embeddings): leave it out")
+    if gathered != parameters:
+        message = f"under fsdp adapters need the parameters' dtype: {gathered} beside {parameters} is not modelled"
+        document.problem((*PATH, "dtype"), message, show=False)
+    return len(document.problems) == before
+
+
+def check_trained(document: Document, model: ModelConfig, mode: str) -> None:
+    """Patterns of frozen parameters should match some and must leave some."""
+    if not model.frozen or mode != "train":
+        return
+    names = [name for name, _ in build_model(model).named_parameters()]
+    for index, pattern in enumerate(model.frozen):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = f"no parameter has such a name; the last are {', '.join(names[-3:])}"
+            document.warning(("model", "frozen", index), known)
+    if not any(is_trained(model, name) for name in names):
+        document.problem(("model", "frozen"), "leaves nothing to train", show=False)

@@ -1,0 +1,136 @@
+"""Adapters and frozen weights in a scenario: what is trained, what is saved, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.api import simulate_setup
+from sim.model.adapters import is_trained
+from sim.model.build import build_model
+from sim.model.config import ModelConfig
+from sim.model.flops import model_flops_per_token, parameter_count, trained_parameter_count
+from sim.program.program import Owner
+from sim.runtime.record import record
+from sim.scenario import load_text
+from sim.scenario.problems import ScenarioError
+from sim.scenario.setup import Setup
+
+TEXT = """
+model: {preset: llama-tiny, implementation: IMPLEMENTATION, layers: 4, TRAINED}
+cluster: {gpu: h100, gpus_per_node: 1}
+batch: {micro_batch: 2, seq_len: 512}
+precision: {parameters: bf16, compute: bf16}
+"""
+
+
+def setup_of(trained: str, more: str = "", implementation: str = "torchtitan") -> Setup:
+    text = TEXT.replace("IMPLEMENTATION", implementation).replace(", TRAINED", f", {trained}" if trained else "")
+    return load_text(text + more, "lora").strategies[0]
+
+
+def config_of(trained: str, implementation: str = "torchtitan") -> ModelConfig:
+    model = setup_of(trained, implementation=implementation).model
+    assert isinstance(model, ModelConfig)
+    return model
+
+
+def test_adapters_of_llama_2_7b_are_as_many_as_litgpt_prints() -> None:
+    """LitGPT's tables (tutorials/resource-tables.md): rank 8 on q and v of Llama 2 7B, 4,194,304 trainable."""
+    text = "model: {preset: llama-2-7b, lora: {rank: 8}}\ncluster: {gpu: a100}\nbatch: {micro_batch: 1, seq_len: 64}\n"
+    model = load_text(text, "litgpt").strategies[0].model
+    assert isinstance(model, ModelConfig)
+    assert trained_parameter_count(model) == 4_194_304
+
+
+@pytest.mark.parametrize("implementation", ["torchtitan", "transformers"])
+def test_only_adapters_are_trained(implementation: str) -> None:
+    config = config_of("lora: {rank: 8, targets: [all, head]}", implementation)
+    names = [name for name, _ in build_model(config).named_parameters() if is_trained(config, name)]
+    assert len(names) == 2 * (7 * 4 + 1)
+    assert all("lora_" in name for name in names)
+
+
+def test_what_needs_no_gradient_is_neither_reduced_nor_stepped() -> None:
+    program = record(setup_of("lora: {rank: 8}"), steps=1)
+    gradients = sum(owner == Owner.GRADIENT for owner in program.owners)
+    assert gradients == 2 * 2 * 4
+    moments = sum(owner == Owner.OPTIMIZER for owner in program.owners)
+    assert moments == 3 * gradients  # two moments and a step
+
+
+def active(trained: str, owner: Owner) -> int:
+    return simulate_setup(setup_of(trained, "checkpoint: null\n")).owners.get(owner, 0)
+
+
+def test_adapters_on_every_layer_do_not_shrink_activations() -> None:
+    """peft#2196 reports activations that grow while gradients vanish. Here only the first layer's norms keep less."""
+    full, lora = active("", Owner.ACTIVATION), active("lora: {rank: 8, targets: all}", Owner.ACTIVATION)
+    assert 0.97 * full < lora < 1.03 * full
+
+
+def test_inputs_of_frozen_products_are_not_saved() -> None:
+    """Two adapters per layer: what only the other five products would read is not kept."""
+    assert active("lora: {rank: 8}", Owner.ACTIVATION) < active("", Owner.ACTIVATION)
+
+
+def test_a_frozen_weight_spares_a_third_of_its_flops() -> None:
+    full, lora = config_of(""), config_of("lora: {rank: 8}")
+    attention = 12 * full.layers * full.heads * full.head_dim * 512
+    weights = parameter_count(full) - full.vocab * full.hidden
+    adapters = trained_parameter_count(lora)
+    assert model_flops_per_token(full, 512) == 6 * weights + attention
+    assert model_flops_per_token(lora, 512) == 4 * weights + 6 * adapters + attention
+
+
+def test_transformers_makes_the_embeddings_output_need_a_gradient_with_checkpointing() -> None:
+    for implementation, more, expected in (
+        ("transformers", "checkpoint: {}\n", True),
+        ("transformers", "", False),
+        ("torchtitan", "checkpoint: {}\n", False),
+    ):
+        model = setup_of("lora: {rank: 8}", more, implementation).model
+        assert isinstance(model, ModelConfig) and model.input_gradients is expected
+
+
+def test_peft_keeps_adapters_in_fp32_and_torchtune_as_the_parameters() -> None:
+    assert [c.lora.dtype for c in map(config_of, ["lora: {rank: 8}"]) if c.lora] == ["bf16"]
+    lora = config_of("lora: {rank: 8}", "transformers").lora
+    assert lora is not None and lora.dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("trained", "more", "said"),
+    [
+        ("lora: {rank: 0}", "", "at least 1"),
+        ("lora: {rank: 8, targets: [wq]}", "", "one of q, k, v, o, gate, up, down, head"),
+        ("lora: {rank: 8, targets: []}", "", "at least one linear layer"),
+        ("lora: {rank: 8}, frozen: [norm.weight]", "", "freezes everything but its adapters"),
+        ("lora: {rank: 8, targets: head}, tied_embeddings: true", "", "the head is the embedding"),
+        ("lora: {rank: 8}", "checkpoint: {reentrant: true}\n", "set model.input_gradients: true"),
+        ('frozen: ["*"]', "", "leaves nothing to train"),
+    ],
+)
+def test_what_cannot_be_is_said(trained: str, more: str, said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        setup_of(trained, more)
+    assert said in str(error.value)
+
+
+def test_adapters_of_another_dtype_under_fsdp_are_refused() -> None:
+    more = "parallel: {fsdp: {degree: 8}}\n"
+    with pytest.raises(ScenarioError, match="adapters need the parameters' dtype"):
+        load_text(
+            (TEXT + more).replace("IMPLEMENTATION", "transformers").replace("TRAINED", "lora: {rank: 8}")
+            .replace("gpus_per_node: 1", "gpus_per_node: 8"), "lora",
+        )  # fmt: skip
+
+
+def test_models_without_adapters_say_so() -> None:
+    text = "model: {preset: gpt-tiny, lora: {rank: 8}}\ncluster: {gpu: h100}\nbatch: {micro_batch: 1, seq_len: 64}\n"
+    with pytest.raises(ScenarioError, match="adapters are written for Llama-like models"):
+        load_text(text, "lora")
+
+
+def test_a_pattern_that_matches_nothing_is_told() -> None:
+    text = TEXT.replace("IMPLEMENTATION", "torchtitan").replace("TRAINED", 'frozen: ["embed.*"]')
+    assert any("no parameter has such a name" in warning for warning in load_text(text, "frozen").warnings)
