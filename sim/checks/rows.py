@@ -223,11 +223,19 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
+FABRICS = {"gb200-186gb": 72}
+"""GPUs that one NVLink fabric joins, where it joins several nodes (NVL72): what a group inside it sees as one node."""
+
+
 def cluster(facts: Facts, gpu: Gpu) -> Sections:
     """Nodes of the usual size for this GPU, or as the notes print them ("2 nodes x 4 GPUs")."""
     gpus = facts.num_gpus or 1
     printed = re.search(r"(\d+) nodes? x (\d+) GPUs", facts.text.get("notes", ""))
-    per_node = int(printed[2]) if printed and int(printed[1]) * int(printed[2]) == gpus else gcd(gpus, gpu.node.gpus)
+    per_node = gcd(gpus, gpu.node.gpus)
+    if printed and int(printed[1]) * int(printed[2]) == gpus:
+        per_node = int(printed[2])
+    elif gpu.name in FABRICS:
+        per_node = max(size for size in range(1, FABRICS[gpu.name] + 1) if gpus % size == 0)
     section: Sections = {"gpu": gpu.name, "gpus_per_node": per_node, "nodes": gpus // per_node}
     usable = gpu_of(facts)[1]
     network = re.search(r"(\d+)x ?(\d+) ?Gb\b[^,;]* NIC", facts.text.get("gpu", ""))
