@@ -12,8 +12,9 @@ from sim.engine.deadlock import DeadlockError, with_transfers_named
 from sim.engine.memory import MemoryPlay, play_memory
 from sim.engine.play import play
 from sim.engine.steady import Cycle, find_cycle
+from sim.engine.stream_clock import StreamClock
 from sim.model.config import ChainConfig
-from sim.program.program import Owner, Program
+from sim.program.program import Mem, Owner, Program
 from sim.runtime.extend import NotPeriodic, cut, extend
 from sim.runtime.lower import HostCall, lower
 from sim.runtime.record import record, steps_to_record
@@ -188,6 +189,8 @@ def simulate(scenario: Scenario | str | Path, progress: Callable[[str], None] | 
 def simulate_setup(setup: Setup) -> Outcome:
     """Play one strategy."""
     programs, on_device, cycle = settle(setup)
+    if any((program.mem_kind == Mem.RECORD_STREAM).any() for program in programs):
+        on_device = wait_for_streams(setup, programs, on_device)
     memories = [fit_memory(setup, memory) for memory in on_device]
     fits = all(memory.out_of_memory is None for memory in on_device)
     lanes = play_time(setup, programs, [memory for memory, _ in memories]) if fits else [None] * len(programs)
@@ -234,6 +237,13 @@ def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
             programs = [cut(program, cycle.steps) for program in programs]
             return programs, [memory.until(program) for memory, program in zip(memories, programs)], cycle
     return programs, memories, Cycle(1, MOST_STEPS - 1, settled=False)
+
+
+def wait_for_streams(setup: Setup, programs: list[Program], on_device: list[MemoryTimeline]) -> list[MemoryTimeline]:
+    """Memory again, now that a first play tells when streams are through with what others free (record_stream)."""
+    unlimited = [fit_memory(setup, memory)[1] for memory in on_device]
+    clocks = [StreamClock(lanes) for lanes in play_time(setup, programs, unlimited)]
+    return [device_play(setup, clock).play(program) for clock, program in zip(clocks, programs)]
 
 
 def _extended(setup: Setup, recorded: list[Program], steps: int) -> list[Program]:
@@ -298,9 +308,9 @@ def device_memory(setup: Setup, program: Program) -> MemoryTimeline:
     return device_play(setup).play(program)
 
 
-def device_play(setup: Setup) -> MemoryPlay:
+def device_play(setup: Setup, clock: StreamClock | None = None) -> MemoryPlay:
     """Nothing played yet on a rank's device: what is left of it for the driver to give."""
-    return MemoryPlay(setup.allocator, *device_bytes(setup), setup.torch)
+    return MemoryPlay(setup.allocator, *device_bytes(setup), setup.torch, clock)
 
 
 def device_bytes(setup: Setup) -> tuple[int, int]:

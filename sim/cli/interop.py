@@ -1,4 +1,4 @@
-"""The verb `sim import`: other tools' configurations become scenarios."""
+"""The verbs `sim import` and `sim export`: other tools' configurations become scenarios, and back."""
 
 from __future__ import annotations
 
@@ -74,3 +74,36 @@ def import_config(
         else:
             print(f"{account_text(imported)}\n\nScenario: {out}")
         raise typer.Exit(0 if imported.account.is_whole else PARTLY)
+
+
+def export_config(
+    tool: Annotated[str, typer.Argument(help="megatron.")],
+    scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="STRATEGY", help="The strategy (default: the first).")
+    ] = None,
+) -> None:
+    """Print a strategy of a scenario as Megatron-LM's launch command.
+
+    The command is imported again; what does not come back the same is told on stderr.
+
+    Exit code: 0 the command says all of the scenario, 4 it lacks something (said), 2 wrong input.
+
+    Example: python -m sim export megatron scenarios/megatron_tp.yaml --only sp
+    """
+    with answers_errors():
+        from sim.api import load
+        from sim.cli.verbs import chosen
+        from sim.interop import export_megatron
+
+        if tool != "megatron":
+            stop(f"{tool}: only megatron can be exported to")
+        setups = chosen(load(scenario, changes or ()).strategies, [only] if only else ())
+        text, lost = export_megatron(setups[0], str(scenario))
+        print(text, end="")
+        if lost:
+            print("Megatron's arguments do not say all of it:", *lost, sep="\n  ", file=sys.stderr)
+        raise typer.Exit(PARTLY if lost else 0)

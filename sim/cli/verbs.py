@@ -14,7 +14,8 @@ from sim import __version__
 from sim.cli.cost import cost
 from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
 from sim.cli.explain import explain
-from sim.cli.interop import import_config
+from sim.cli.interop import export_config, import_config
+from sim.cli.report import report
 
 if TYPE_CHECKING:
     from sim.report.summary import RunSummary
@@ -32,7 +33,9 @@ app = typer.Typer(
 )
 app.add_typer(cost, name="cost")
 app.command()(explain)
+app.command()(report)
 app.command("import")(import_config)
+app.command("export")(export_config)
 
 
 @app.callback(invoke_without_command=True)

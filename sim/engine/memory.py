@@ -5,27 +5,37 @@ from __future__ import annotations
 import numpy as np
 
 from sim.engine.allocator import AllocatorSettings, CachingAllocator
+from sim.engine.stream_clock import StreamClock
 from sim.program.program import Program
 from sim.timeline.memory import MemoryTimeline, OutOfMemoryEvent
 
 
 def play_memory(
-    program: Program, settings_text: str, total_bytes: int, capacity_bytes: int, version: str
-) -> MemoryTimeline:
+    program: Program, settings_text: str, total_bytes: int, capacity_bytes: int, version: str,
+    clock: StreamClock | None = None,
+) -> MemoryTimeline:  # fmt: skip
     """The allocator's answer to every event, until the end or an out-of-memory; parameters as MemoryPlay's."""
-    return MemoryPlay(settings_text, total_bytes, capacity_bytes, version).play(program)
+    return MemoryPlay(settings_text, total_bytes, capacity_bytes, version, clock).play(program)
 
 
 class MemoryPlay:
     """An allocator and what it has answered: a program can be played, then a longer one that begins with it.
 
     total_bytes: the device as cudaMemGetInfo shows it; capacity_bytes: what the driver can give to this process (total
-    less context and communicators). Raises SettingsError for a settings text that PyTorch would not accept.
+    less context and communicators); clock: of a run of the same program,
+    so that frees wait for streams. Raises SettingsError for a settings text that PyTorch would not accept.
     """
 
-    def __init__(self, settings_text: str, total_bytes: int, capacity_bytes: int, version: str) -> None:
+    def __init__(
+        self, settings_text: str, total_bytes: int, capacity_bytes: int, version: str, clock: StreamClock | None = None
+    ) -> None:
         settings = AllocatorSettings.parse(settings_text, version)
-        self._allocator = CachingAllocator(settings, total_bytes, capacity_bytes, version)
+        finished, on_event = (clock.finished, clock.on_event) if clock is not None else (None, None)
+        self._allocator = CachingAllocator(
+            settings, total_bytes, capacity_bytes, version, event_finished=finished, on_event=on_event
+        )
+        if clock is not None:
+            clock.allocator = self._allocator
         self._timeline: MemoryTimeline | None = None
 
     def play(self, program: Program) -> MemoryTimeline:

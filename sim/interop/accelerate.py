@@ -67,11 +67,9 @@ def _put_cluster(draft: Draft) -> int:
 
 
 def _put_fsdp(draft: Draft, gpus: int) -> None:
-    """FSDP of either version; version 1 is played as FSDP2."""
+    """FSDP of either version."""
     version = draft.get(FSDP + "version")
     facts = draft.table.facts["strategies"]
-    if gpus == 1:
-        draft.use(FSDP + "version", "one GPU has nobody to share with")
     strategy = str(draft.get(FSDP + "sharding_strategy") or "FULL_SHARD").upper()
     strategy = facts.get(strategy, strategy)
     reshard = draft.get(FSDP + "reshard_after_forward")
@@ -81,23 +79,46 @@ def _put_fsdp(draft: Draft, gpus: int) -> None:
         draft.problem(FSDP + "sharding_strategy", f"{strategy}: one of {', '.join(facts.values())} is expected")
         return
     name = FSDP + ("sharding_strategy" if draft.has(FSDP + "sharding_strategy") else "reshard_after_forward")
-    if strategy == "NO_SHARD":
-        put_sharding(draft, gpus, 0, "none", "none", (name, name, name))
+    if gpus > 1 and version == 1:
+        _put_fsdp1(draft, gpus, strategy, name)
     elif gpus > 1:
-        _put_degrees(draft, gpus, strategy, name)
-        if version == 1:
-            draft.assume("parallel.fsdp", "FSDP1 is played as FSDP2")
+        _put_degrees(draft, "parallel.fsdp", gpus, strategy, name)
         keeps = strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") or str(reshard).lower() == "false"
         draft.put("parallel.fsdp.reshard_after_forward", not keeps, name)
         draft.put("parallel.fsdp.cpu_offload", draft.get(FSDP + "offload_params"), FSDP + "offload_params")
-        if draft.get(FSDP + "forward_prefetch"):
-            draft.put("parallel.fsdp.forward_prefetch", 1, FSDP + "forward_prefetch")
-    for field in ("version", "sharding_strategy", "reshard_after_forward", "forward_prefetch"):
-        draft.use(FSDP + field, f"{strategy}, played as FSDP2")
-    _put_fsdp_details(draft, version)
+        for field in ("forward_prefetch", "backward_prefetch", "use_orig_params", "limit_all_gathers"):
+            draft.use(FSDP + field, "FSDP1's: FSDP2 has no such setting")
+    said = "one GPU has nobody to share with" if gpus == 1 else f"{strategy}, FSDP{version}"
+    for field in FSDP_FIELDS:
+        draft.use(FSDP + field, said)
+    _put_fsdp_details(draft)
 
 
-def _put_degrees(draft: Draft, gpus: int, strategy: str, name: str) -> None:
+FSDP_FIELDS = ("version", "sharding_strategy", "reshard_after_forward", "forward_prefetch", "backward_prefetch",
+               "use_orig_params", "limit_all_gathers", "offload_params")  # fmt: skip
+STRATEGIES = {"FULL_SHARD": "full_shard", "HYBRID_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op",
+              "HYBRID_SHARD_ZERO2": "shard_grad_op", "NO_SHARD": "no_shard"}  # fmt: skip
+"""Hybrid strategies have replicas beside."""
+
+
+def _put_fsdp1(draft: Draft, gpus: int, strategy: str, name: str) -> None:
+    """The section `parallel.fsdp1`, which names its settings as torch does."""
+    path = "parallel.fsdp1."
+    _put_degrees(draft, "parallel.fsdp1", gpus, strategy, name)
+    draft.put(path + "strategy", STRATEGIES[strategy], name)
+    for field in ("use_orig_params", "limit_all_gathers", "forward_prefetch"):
+        draft.put(path + field, draft.get(FSDP + field), FSDP + field)
+    prefetch = str(draft.get(FSDP + "backward_prefetch")).upper()
+    values = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH": None}
+    if prefetch not in values:
+        draft.problem(FSDP + "backward_prefetch", f"{prefetch}: one of {', '.join(values)} is expected")
+        return
+    draft.put(path + "backward_prefetch", values[prefetch], FSDP + "backward_prefetch")
+    if draft.get(FSDP + "offload_params"):
+        draft.cannot(FSDP + "offload_params", "CPU offload of FSDP1")
+
+
+def _put_degrees(draft: Draft, path: str, gpus: int, strategy: str, name: str) -> None:
     """Ranks that share the parameters; hybrid strategies shard within a node."""
     replicas = draft.get(SIZES + "dp_replicate_size") or 1
     names = [name]
@@ -112,27 +133,23 @@ def _put_degrees(draft: Draft, gpus: int, strategy: str, name: str) -> None:
             draft.override("cluster.gpus_per_node") or draft.document.data["cluster"].get("gpus_per_node") or gpus
         )
         replicas = max(1, gpus // per_node)
-    draft.put("parallel.fsdp.degree", gpus // replicas, *names)
+    draft.put(f"{path}.degree", gpus // replicas, *names)
     if replicas > 1:
-        draft.put("parallel.fsdp.replicas", replicas, *names)
+        draft.put(f"{path}.replicas", replicas, *names)
 
 
-def _put_fsdp_details(draft: Draft, version: int | None) -> None:
-    """Wrapping, prefetching, checkpointing."""
+def _put_fsdp_details(draft: Draft) -> None:
+    """Wrapping and checkpointing."""
     wrap = str(draft.get(FSDP + "auto_wrap_policy")).upper()
     if wrap == "TRANSFORMER_BASED_WRAP":
-        draft.use(FSDP + "auto_wrap_policy", "parallel.fsdp.units: blocks")
+        draft.use(FSDP + "auto_wrap_policy", "every block is a unit")
     else:
         draft.cannot(FSDP + "auto_wrap_policy", f"{wrap}: every block is wrapped instead")
-    prefetch = str(draft.get(FSDP + "backward_prefetch")).upper()
-    if version == 1 and prefetch != "BACKWARD_PRE":
-        draft.cannot(FSDP + "backward_prefetch", f"{prefetch}: FSDP2's prefetch of one unit is played")
-    draft.use(FSDP + "backward_prefetch", "FSDP2's prefetch of one unit")
     if draft.get(FSDP + "activation_checkpointing"):
         draft.put("checkpoint.every", 1, FSDP + "activation_checkpointing")
         if draft.get(FSDP + "activation_checkpointing_offload"):
             draft.put("offload.what", "checkpoint_inputs", FSDP + "activation_checkpointing_offload")
-    for field in ("activation_checkpointing", "activation_checkpointing_offload", "offload_params"):
+    for field in ("activation_checkpointing", "activation_checkpointing_offload"):
         draft.use(FSDP + field, "off")
 
 

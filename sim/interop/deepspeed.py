@@ -80,10 +80,11 @@ def put_sharding(
     elif stage == 3:
         draft.put("parallel.fsdp.degree", gpus, stage_name, note="ZeRO-3 is played as FSDP2")
         draft.put("parallel.fsdp.reshard_after_forward", True, note="ZeRO-3 gathers again in backward")
+    elif stage == 0:
+        draft.put("parallel.ddp.degree", gpus, stage_name, note="replicas are played as DistributedDataParallel")
     else:
-        what = {0: "replicas (DDP)", 1: "ZeRO-1", 2: "ZeRO-2"}[stage]
-        draft.cannot(stage_name, f"{what} with this implementation: everything is sharded instead (FSDP2)")
-        draft.put("parallel.fsdp.degree", gpus, note=f"stands for {what}, which is not modelled here")
+        draft.cannot(stage_name, f"ZeRO-{stage}: everything is sharded instead (FSDP2)")
+        draft.put("parallel.fsdp.degree", gpus, note=f"stands for ZeRO-{stage}, which is not modelled")
         if stage == 2:
             draft.put("parallel.fsdp.reshard_after_forward", False, note="ZeRO-2 keeps the parameters")
     both = optimizer == parameters == CPU and stage == 3 and gpus > 1

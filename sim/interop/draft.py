@@ -173,9 +173,13 @@ class Draft:
 
     def cannot(self, name: str, reason: str) -> None:
         """A field with an effect that the scenario does not say."""
-        source = self.given.get(name)
-        said = self.table.written(name) + (f" {source.text}" if source and source.text else "")
-        self.account.not_expressible.append(Entry(said.strip(), source.line if source else None, reason))
+        source, field = self.given.get(name), self.table.fields[name]
+        written = self.table.written(name)
+        if source is not None:
+            said = f"{written} {source.text}".strip()
+        else:
+            said = f"without {written}" if field.default is None else f"{written} {field.default} (default)"
+        self.account.not_expressible.append(Entry(said, source.line if source else None, reason))
         self.told.add(name)
 
     def assume(self, what: str, text: str) -> None:

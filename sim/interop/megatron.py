@@ -10,12 +10,12 @@ from pathlib import Path
 
 from sim.interop.cluster import put_cluster
 from sim.interop.draft import Draft, Imported, ImportProblems
+from sim.interop.megatron_experts import put_experts
 from sim.interop.megatron_parallel import put_parallel, put_recomputation
 from sim.interop.megatron_read import read_arguments
 from sim.interop.options import Options
 from sim.interop.shapes import choose, put_preset
 from sim.interop.table import load_table
-from sim.model.catalogue import implementations_of
 from sim.model.config import Family
 
 
@@ -31,6 +31,7 @@ def import_megatron(path: Path, text: str, options: Options) -> Imported:
     family = _family(draft)
     _put_model(draft, family)
     gpus = put_cluster(draft, "nnodes", "nproc-per-node")
+    put_experts(draft, family)
     degrees = put_parallel(draft, gpus)
     _put_vocabulary(draft, degrees.tensor)
     _put_batch(draft, degrees.data)
@@ -67,20 +68,27 @@ def _put_model(draft: Draft, family: Family) -> None:
     for field, name in needed.items():
         if not draft.has(name) and draft.override(f"model.{field}") is None:
             draft.problem(name, "is missing")
-    put_preset(draft, family, {field: draft.get(name) for field, name in SHAPES.items()})
-    if "megatron" not in implementations_of(family):
-        draft.problem("swiglu", "Megatron's Llama-like layers are not modelled")
-    else:
-        draft.put("model.implementation", "megatron", note="the script is Megatron-LM's")
+    hidden, heads = draft.get("hidden-size"), draft.get("num-attention-heads")
+    width, kv_heads = draft.get("ffn-hidden-size"), heads
+    if width is None and hidden:
+        width = int((4 * hidden * 2 / 3) / 64) * 64 if family == "llama" else 4 * hidden
+    if draft.has("group-query-attention"):
+        kv_heads = draft.get("num-query-groups")
+    shapes = {field: draft.get(name) for field, name in SHAPES.items()}
+    put_preset(draft, family, {**shapes, "ffn_hidden": width, "kv_heads": kv_heads}, draft.has("num-experts"))
+    draft.put("model.implementation", "megatron", note="the script is Megatron-LM's")
     for field, name in needed.items():
         if draft.has(name):
             draft.put(f"model.{field}", draft.get(name), name)
-    hidden, heads = draft.get("hidden-size"), draft.get("num-attention-heads")
-    if not draft.has("ffn-hidden-size") and hidden:
-        width = int((4 * hidden * 2 / 3) / 64) * 64 if family == "llama" else 4 * hidden
-        draft.put("model.ffn_hidden", width, "ffn-hidden-size", note="from --hidden-size")
+    if width:
+        draft.put(
+            "model.ffn_hidden",
+            width,
+            "ffn-hidden-size",
+            note="" if draft.has("ffn-hidden-size") else "from --hidden-size",
+        )
     if draft.has("group-query-attention"):
-        draft.put("model.kv_heads", draft.get("num-query-groups"), "group-query-attention", "num-query-groups")
+        draft.put("model.kv_heads", kv_heads, "group-query-attention", "num-query-groups")
     elif heads:
         draft.put("model.kv_heads", heads, "group-query-attention", note="one for each head")
     tied = not draft.has("untie-embeddings-and-output-weights")
@@ -116,6 +124,8 @@ def _put_layer_choices(draft: Draft, family: Family) -> None:
         choose(draft, "dropout", hidden, "hidden-dropout", what=f"dropout {hidden}")
     else:
         choose(draft, "dropout", hidden, "hidden-dropout", "attention-dropout", what=f"dropout {hidden}")
+    fused = not draft.has("no-bias-dropout-fusion")
+    choose(draft, "bias_dropout_fusion", fused, "no-bias-dropout-fusion", what="dropout and residual apart")
     if family == "gpt":
         fused = not draft.has("no-bias-gelu-fusion") and biased
         choose(draft, "bias_gelu_fusion", fused, "no-bias-gelu-fusion", what="bias and GELU in one kernel")
@@ -129,6 +139,8 @@ def _put_attention(draft: Draft) -> None:
     written_out = backend in ("unfused", "local") or (local and not draft.has("use-flash-attn"))
     names = [name for name in ("attention-backend", "transformer-impl", "use-flash-attn") if draft.has(name)]
     value = "unfused" if written_out else "sdpa"
+    if not written_out:
+        draft.use("no-masked-softmax-fusion", "a fused kernel has no softmax of its own")
     choose(draft, "attention", value, *(names or ["transformer-impl"]), what="attention written out")
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.interop.draft import Draft
-from sim.scenario import is_field
 
 INSIDE = {"core_attn": "core_attention", "mlp": "mlp"}
 DISCARDED = {"layernorm": "norm"}
@@ -42,13 +41,12 @@ def put_parallel(draft: Draft, gpus: int) -> Degrees:
         draft.put("parallel.tensor.sequence_parallel", parallel, "sequence-parallel")
     draft.use("tensor-model-parallel-size", "one rank holds whole layers")
     draft.use("sequence-parallel", "Megatron switches it off without tensor parallelism")
-    _put_named_degree(draft, "context-parallel-size", context, "parallel.context.degree", "context parallelism")
-    expert = _degree(draft, "expert-model-parallel-size")
-    _put_named_degree(draft, "expert-model-parallel-size", expert, "parallel.expert.degree", "expert parallelism")
+    _put_context(draft, context)
+    _put_experts(draft)
     _put_data(draft, data)
     layers = draft.get("num-layers") or 1
     stages = _put_pipeline(draft, pipeline, layers)
-    return Degrees(tensor, pipeline, data * (1 if is_field("parallel.context.degree") else context), stages, layers)
+    return Degrees(tensor, pipeline, data, stages, layers)
 
 
 def _degree(draft: Draft, name: str) -> int:
@@ -60,22 +58,37 @@ def _degree(draft: Draft, name: str) -> int:
     return 1
 
 
-def _put_named_degree(draft: Draft, name: str, degree: int, path: str, what: str) -> None:
-    """A degree that scenarios may not have yet: its ranks are data-parallel ones then, so that all GPUs have work."""
-    if degree == 1:
-        draft.use(name, "one rank")
-    elif is_field(path):
-        draft.put(path, degree, name)
-    else:
-        draft.cannot(name, f"{what}: scenarios have no {path}")
+def _put_context(draft: Draft, degree: int) -> None:
+    """Context parallelism, and how its ranks exchange keys and values."""
+    if degree > 1:
+        draft.put("parallel.context.degree", degree, "context-parallel-size")
+        kinds = draft.get("cp-comm-type")
+        kind = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}.get(
+            kinds if isinstance(kinds, str) else kinds[0] if len(set(kinds)) == 1 else ""
+        )
+        if kind is None:
+            draft.cannot("cp-comm-type", "another exchange of keys and values: a ring is played")
+        draft.put("parallel.context.kind", kind or "ring", "cp-comm-type")
+    draft.use("context-parallel-size", "every rank has whole sequences")
+    draft.use("cp-comm-type", "no other rank has a part of a sequence")
+
+
+def _put_experts(draft: Draft) -> None:
+    """Expert parallelism; without it every rank of a tensor-parallel group has all experts."""
+    degree = _degree(draft, "expert-model-parallel-size")
+    if degree > 1:
+        draft.put("parallel.expert.degree", degree, "expert-model-parallel-size")
+    if draft.has("expert-tensor-parallel-size"):
+        if degree == 1:
+            draft.put("parallel.expert.degree", 1, "expert-model-parallel-size")
+        draft.put("parallel.expert.tensor", draft.get("expert-tensor-parallel-size"), "expert-tensor-parallel-size")
+    draft.use("expert-model-parallel-size", "every rank has all experts")
 
 
 def _put_data(draft: Draft, data: int) -> None:
     """Megatron's own data parallelism, PyTorch's FSDP2, or Megatron's FSDP."""
-    context = draft.get("context-parallel-size") or 1
-    degree = data if is_field("parallel.context.degree") else data * context
     if draft.has("use-torch-fsdp2"):
-        draft.put("parallel.fsdp.degree", degree, "use-torch-fsdp2", note="all ranks that are not tensor-parallel")
+        draft.put("parallel.fsdp.degree", data, "use-torch-fsdp2", note="all ranks that are not tensor-parallel")
         reshard = not draft.has("torch-fsdp2-no-reshard-after-forward")
         draft.put("parallel.fsdp.reshard_after_forward", reshard, "torch-fsdp2-no-reshard-after-forward")
         return
@@ -84,7 +97,7 @@ def _put_data(draft: Draft, data: int) -> None:
         draft.cannot("use-megatron-fsdp", "Megatron's own FSDP: gradients and parameters are played unsharded")
         if strategy in ("optim", "optim_grads", "optim_grads_params"):
             draft.put("parallel.data.distributed_optimizer", True, "data-parallel-sharding-strategy")
-    draft.put("parallel.data.degree", degree, note="GPUs / (tensor x pipeline x context)")
+    draft.put("parallel.data.degree", data, note="GPUs / (tensor x pipeline x context)")
     draft.use("data-parallel-sharding-strategy", "needs --use-megatron-fsdp")
     if not draft.has("use-megatron-fsdp") or strategy == "no_shard":
         distributed = draft.has("use-distributed-optimizer")

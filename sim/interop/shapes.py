@@ -12,14 +12,15 @@ PLAIN = ("family", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab
 BASES: dict[Family, str] = {"llama": "llama-2-7b", "gpt": "gpt2-small"}
 
 
-def put_preset(draft: Draft, family: Family, shapes: dict[str, Any]) -> None:
+def put_preset(draft: Draft, family: Family, shapes: dict[str, Any], has_experts: bool = False) -> None:
     """The preset of these shapes, or any of the family: the scenario says every shape all the same."""
     if draft.override("model.preset") or draft.override("model.config"):
         return
     wanted = {"family": family, **shapes}
     for name in preset_names():
         known = preset_shapes(name)
-        if set(known) <= set(PLAIN) and wanted.items() <= known.items():
+        known = {"kv_heads": known["heads"], **known}
+        if not has_experts and set(known) <= set(PLAIN) and wanted.items() <= known.items():
             draft.put("model.preset", name, note="has these shapes")
             return
     draft.put("model.preset", BASES[family], note=f"any {family}: all its shapes are given below")

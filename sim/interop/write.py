@@ -75,8 +75,8 @@ def _in_order(data: Mapping[str, Any], section: type[BaseModel]) -> dict[str, An
 
 
 def _plain(text: str) -> str:
-    """One short line."""
-    text = " ".join(text.split())
+    """One short line of characters that YAML takes in a comment."""
+    text = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
     return text if len(text) <= LONGEST_COMMENT else text[: LONGEST_COMMENT - 3] + "..."
 
 
@@ -91,4 +91,4 @@ def _flow(value: Any) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and PLAIN.fullmatch(value) and not NOT_TEXT.fullmatch(value):
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=not str(value).isprintable())

@@ -11,6 +11,7 @@ from sim.model.llama import TitanLlama
 from sim.model.megatron_gpt import MegatronGpt
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import TensorParallel
+from sim.model.transformers_bert import BertForMaskedLM, BertForSequenceClassification
 from sim.model.transformers_gpt2 import Gpt2LMHeadModel
 from sim.model.transformers_llama import LlamaForCausalLM
 
@@ -36,6 +37,9 @@ def build_model(
         ("llama", "transformers"): LlamaForCausalLM,
         ("gpt", "nanogpt"): Gpt,
         ("gpt", "transformers"): Gpt2LMHeadModel,
+        ("bert", "transformers"): (
+            BertForSequenceClassification if config.head == "classification" else BertForMaskedLM
+        ),
     }
     built = known.get((config.family, config.implementation))
     if built is None:

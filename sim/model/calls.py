@@ -127,6 +127,10 @@ class Tensor:
         """x[..., start:start+length, ...] along `dim`."""
         return call("slice", self, dim, start, length)
 
+    def select(self, dim: int, index: int) -> Tensor:
+        """x[:, index], without dimension `dim`: a view."""
+        return call("select", self, dim)
+
     def square(self) -> Tensor:
         """x.pow(2)."""
         return call("pow2", self)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from sim.model import encoders
 from sim.model.config import Family, Implementation, ModelConfig
 from sim.model.expert_fields import check_nested, completed, merged, written_by
 from sim.model.faults import Fault, ModelError
@@ -45,6 +46,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
         "bias_dropout_fusion": True,
         "logits": "loss_upcast",
     },
+    **encoders.DEFAULTS,
 }
 """What each code does where the user says nothing. The first implementation of a family is its default."""
 
@@ -81,6 +83,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)}
     | {"input_gradients": (False,)}
     | dict.fromkeys(NO_FUSIONS, (False, True)),
+    **encoders.CHOICES,
 }
 """What each code can do instead; a field that is not named here takes any value."""
 
@@ -126,6 +129,7 @@ def build_model(
     values = {**IMPLEMENTATIONS[family, code], **given}
     values.setdefault("kv_heads", values["heads"])
     faults += check_shapes(values) + check_choices(values, family, code)
+    faults += [Fault(field, values.get(field), message) for field, message in encoders.check_own_fields(values)]
     faults = faults or check_nested(values, family)
     if faults:
         raise ModelError(faults)

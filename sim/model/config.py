@@ -7,7 +7,7 @@ from typing import Literal
 
 from sim.model.experts import Experts, LatentAttention
 
-Family = Literal["llama", "gpt"]
+Family = Literal["llama", "gpt", "bert"]
 Implementation = Literal["torchtitan", "transformers", "nanogpt", "megatron"]
 
 
@@ -61,7 +61,7 @@ class ModelConfig:
     """repeat: expand + reshape copies k and v to all heads; sdpa: enable_gqa, the kernel reads fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] = "sdpa"
     """sdpa: the fused kernel that PyTorch picks (flash in 16 bit, efficient in fp32); math: SDPA's math kernel;
-    unfused: attention written out (baddbmm, softmax, dropout, bmm), as Megatron without fused attention."""
+    unfused: attention written out op by op, as Megatron without fused attention and transformers' "eager"."""
     bias_gelu_fusion: bool = False
     """Megatron: gelu(x + bias) in one kernel."""
     bias_dropout_fusion: bool = False
@@ -74,6 +74,11 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
+    head: Literal["language_model", "classification"] = "language_model"
+    """What comes out: scores over the vocabulary for every token, or over `classes` for every sequence."""
+    classes: int = 0
+    token_types: int = 0
+    """Rows of the table of token types (BERT)."""
     experts: Experts | None = None
     """Experts in the place of MLPs. None: no experts."""
     latent: LatentAttention | None = None

@@ -1,10 +1,12 @@
-"""FLOPs per token as people count them for MFU."""
+"""FLOPs as people count them for MFU."""
 
 from __future__ import annotations
 
 from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.config import ModelConfig
+from sim.model.encoder_flops import encoder_flops
+from sim.model.encoders import ENCODERS
 
 MFU_FORMULA = (
     "6 * P + 12 * L * A * D * S FLOPs per token over the dense peak; P: parameters without the token embedding table "
@@ -35,6 +37,13 @@ def model_flops_per_token(config: ModelConfig, seq_len: int) -> int:
     if latent is not None:
         widths = config.head_dim + latent.rope_head_dim + latent.value_head_dim
     return 6 * weights - 2 * _frozen_weights(config) + 6 * config.layers * config.heads * widths * seq_len
+
+
+def model_flops_per_sequence(config: ModelConfig, seq_len: int) -> int:
+    """Forward and backward of one sequence of S tokens (MFU_FORMULA), without recomputation."""
+    if config.family in ENCODERS:
+        return encoder_flops(config, parameter_count(config), seq_len)
+    return model_flops_per_token(config, seq_len) * seq_len
 
 
 def trained_parameter_count(config: ModelConfig) -> int:

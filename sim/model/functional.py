@@ -153,9 +153,17 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, ranks: int = 1
     return call("vocab_parallel_cross_entropy", logits, targets, ranks)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, kernel: str = "sdpa") -> Tensor:
-    """Causal scaled_dot_product_attention over [B, heads, S, D]; kernel "sdpa" (what PyTorch picks) or "math"."""
-    return call("attention", q, k, v, dropout_p, kernel)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, kernel: str = "sdpa", causal: bool = True
+) -> Tensor:
+    """scaled_dot_product_attention over [B, heads, S, D], is_causal or without a mask; kernel "sdpa" (what PyTorch picks)
+    or "math"."""
+    return call("attention", q, k, v, dropout_p, kernel, causal)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """torch.matmul of [B, heads, m, k] and [B, heads, k, n]."""
+    return call("matmul", a, b)
 
 
 def cat_last(parts: tuple[Tensor, ...]) -> Tensor:

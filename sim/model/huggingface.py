@@ -11,6 +11,7 @@ from typing import Any
 from sim.model.catalogue import Fields
 from sim.model.config import ModelConfig
 from sim.model.faults import Fault, ModelError
+from sim.model.huggingface_encoders import FORMATS, encoder_fields, not_modelled_of
 from sim.model.huggingface_experts import EXPERT_TYPES, experts_of_config
 
 LLAMA_KEYS = {
@@ -34,7 +35,7 @@ GPT2_KEYS = {
     "tied_embeddings": "tie_word_embeddings",
 }
 OPTIONAL_KEYS = ("kv_heads", "head_dim", "tied_embeddings", "ffn_hidden")
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", *EXPERT_TYPES)
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", *FORMATS, *EXPERT_TYPES)
 LLAMA_ACTIVATIONS = {"silu": "silu"}
 GPT2_ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 GPT2_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -59,6 +60,8 @@ class HuggingFaceConfig:
         """What the file asks for that `model` does not do on sequences of `seq_len` tokens (None: not known)."""
         keys = self.keys
         said = [f"{key}: {what} are not modelled" for key, what in SWITCHES.items() if keys.get(key)]
+        if keys["model_type"] in FORMATS:
+            return said + not_modelled_of(keys, model.dropout)
         window = keys.get("sliding_window")
         slides = keys.get("use_sliding_window", keys["model_type"] == "mistral")
         if type(window) is int and slides and seq_len is not None and window < seq_len:
@@ -81,6 +84,8 @@ def read_huggingface_config(path: Path) -> HuggingFaceConfig:
     model_type = data.get("model_type")
     if model_type not in MODEL_TYPES:
         raise ModelError([*faults, _fault(path, f"model_type {model_type} is not known;", MODEL_TYPES)])
+    if model_type in FORMATS:
+        return _read_encoder(path, data, faults)
     is_gpt2 = model_type == "gpt2"
     shapes, wrong = _read_keys(path, data, GPT2_KEYS if is_gpt2 else LLAMA_KEYS)
     faults += wrong
@@ -108,6 +113,21 @@ def read_huggingface_config(path: Path) -> HuggingFaceConfig:
     return HuggingFaceConfig({"family": "gpt" if is_gpt2 else "llama", **shapes}, data)
 
 
+def _read_encoder(path: Path, data: Mapping[str, Any], faults: list[Fault]) -> HuggingFaceConfig:
+    form = FORMATS[data["model_type"]]
+    shapes, wrong = _read_keys(path, data, form.keys, tuple(form.optional))
+    faults += wrong
+    activation = data.get(form.activation, next(iter(form.activations)))
+    if activation not in form.activations:
+        faults.append(_fault(path, f"{form.activation} {activation} is not known;", tuple(form.activations)))
+    for key in form.dropouts:
+        if type(data.get(key, 0.0)) not in (int, float):
+            faults.append(_fault(path, f"{key} is {data[key]!r}, a number is expected"))
+    if faults:
+        raise ModelError(faults)
+    return HuggingFaceConfig(encoder_fields(shapes, data) | {"activation": form.activations[activation]}, data)
+
+
 def _fault(path: Path, message: str, allowed: tuple[str, ...] = ()) -> Fault:
     return Fault("config", str(path), message, allowed)
 
@@ -130,12 +150,14 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Fault]]:
     return data if isinstance(data, dict) else {}, [_fault(path, f"{name} is given twice") for name in twice]
 
 
-def _read_keys(path: Path, data: Mapping[str, Any], keys: Mapping[str, str]) -> tuple[Fields, list[Fault]]:
+def _read_keys(
+    path: Path, data: Mapping[str, Any], keys: Mapping[str, str], optional: tuple[str, ...] = OPTIONAL_KEYS
+) -> tuple[Fields, list[Fault]]:
     shapes, faults = {}, []
     for field, key in keys.items():
         value = data.get(key)
         if value is None:
-            if field not in OPTIONAL_KEYS or (field == "ffn_hidden" and keys is LLAMA_KEYS):
+            if field not in optional or (field == "ffn_hidden" and keys is LLAMA_KEYS):
                 faults.append(_fault(path, f"{key} is missing"))
         elif type(value) is not (expected := bool if field == "tied_embeddings" else int):
             what = "true or false" if expected is bool else "a whole number"

@@ -1,11 +1,11 @@
-"""What every causal language model here shares: linear layers, embeddings, and the loss over its logits."""
+"""What every model here shares: linear layers, embeddings, and the loss over its logits."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from sim.model import functional as F
-from sim.model.calls import Tensor, active
+from sim.model.calls import Shape, Tensor, active
 from sim.model.chunked_loss import backward_per_chunk, loss_per_chunk
 from sim.model.config import ModelConfig
 from sim.model.module import Module, ModuleList, Parameter
@@ -43,6 +43,8 @@ class LanguageModel(Module):
     returns_logits: ClassVar[bool] = False
     """The script calls the model for logits, its own variable, and then the loss (torchtitan); else one call does both."""
 
+    post_norm: ClassVar[bool] = False
+    """Nothing stands between the last layer and the head: its gradient comes in through a view, unlike other layers'."""
     passes_keywords: ClassVar[bool] = False
     """Layers are called with one positional argument and the rest by keyword."""
 
@@ -63,6 +65,10 @@ class LanguageModel(Module):
     def stage_output(self, tokens: Tensor) -> Tensor:
         """What a stage before the last hands on, [B, S, H]: a call of the module, with its hooks."""
         return self(tokens)
+
+    def input_shapes(self, sequences: int, seq_len: int) -> tuple[Shape, Shape]:
+        """Token ids and targets of a micro-batch."""
+        return (sequences, seq_len), (sequences, seq_len)
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the training script calls: (loss, logits if it sees them). Here it computes the loss from the logits."""

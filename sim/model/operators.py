@@ -41,8 +41,10 @@ def block_operators(model: ModelConfig, compute: str) -> frozenset[str]:
         found |= {"aten.add"} | dropout
     if model.attention == "math":
         found |= {"aten._safe_softmax", "aten.bmm", "aten.mul", "aten.add"} | dropout
-    elif model.attention == "unfused":
+    elif model.attention == "unfused" and model.implementation == "megatron":
         found |= {"aten.baddbmm", "aten.bmm"} | dropout
+    elif model.attention == "unfused":
+        found |= {"aten.bmm", "aten.mul", "aten._softmax"} | dropout
     elif not fused:
         found.add(EFFICIENT if compute == "fp32" else FLASH)
     return frozenset(found)

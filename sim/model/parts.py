@@ -29,6 +29,7 @@ PARTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "mlp": ("mlp",),
         "norm": ("input_layernorm", "post_attention_layernorm"),
     },
+    ("bert", "transformers"): {"attention": ("attention",)},
     ("gpt", "transformers"): {"attention": ("attn",), "mlp": ("mlp",), "norm": ("ln_1", "ln_2")},
     ("gpt", "megatron"): MEGATRON_PARTS,
     ("llama", "megatron"): MEGATRON_PARTS | MEGATRON_EXPERTS,

@@ -16,6 +16,7 @@ STATE = (Owner.PARAMETER, Owner.GRADIENT, Owner.OPTIMIZER, Owner.GATHERED, Owner
 HEADS = ("loss", "output", "head", "lm_head", "output_layer")
 FEW = 0.1  # of the peak
 MUCH = 0.25
+WAITING = 0.01
 
 
 def notes(outcome: Outcome) -> tuple[str, ...]:
@@ -35,6 +36,12 @@ def _notes(outcome: Outcome) -> Iterator[str]:
         yield "Every expert gets as many tokens as any other: assumed (model.experts.imbalance says otherwise)."
     if setup.mode == "eval":
         yield "Without torch.no_grad() a graph is built that nobody walks back: its activations live until the loss dies."
+    waiting = outcome.steady.active_bytes - outcome.steady.allocated_bytes
+    if waiting > WAITING * peak.bytes:
+        yield (
+            f"Of the peak {format_bytes(waiting)} are freed and wait for streams that used them (record_stream): how much"
+            " depends on the times, so that this figure is as good as they are."
+        )
 
 
 def _about_checkpoint(outcome: Outcome) -> Iterator[str]:

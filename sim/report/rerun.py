@@ -16,9 +16,17 @@ from sim.scenario.problems import nearest_name
 
 
 def chosen_setups(path: Path, only: Sequence[str]) -> tuple[Scenario, list[Setup]]:
-    """The scenario of a run's folder, of a strategy's folder or of a file, and the strategies to play.
+    """As every_setup, `only` those named; of a run's folder one must be named where it has several."""
+    scenario, setups = every_setup(path, only)
+    if len(setups) > 1 and not only and path.is_dir():
+        names = ", ".join(setup.name for setup in setups)
+        raise RunError(f"{path}: holds {names}: say which, by its folder or --only")
+    return scenario, setups
 
-    All of a file's strategies unless `only` names some; of a run's folder one must be named where it has several.
+
+def every_setup(path: Path, only: Sequence[str] = ()) -> tuple[Scenario, list[Setup]]:
+    """The scenario of a run's folder, of a strategy's folder or of a file, and its strategies (of `only`).
+
     Raises RunError, ScenarioError.
     """
     if not path.is_dir():
@@ -30,9 +38,6 @@ def chosen_setups(path: Path, only: Sequence[str]) -> tuple[Scenario, list[Setup
     if alone and not only:
         only = [read_summary(path / SUMMARY).strategies[0].name]
     setups = _chosen(scenario, only, path)
-    if len(setups) > 1 and not only:
-        names = ", ".join(setup.name for setup in setups)
-        raise RunError(f"{path}: holds {names}: say which, by its folder or --only")
     _warn_of_other_versions(root, setups)
     return scenario, setups
 

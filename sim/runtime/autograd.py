@@ -107,11 +107,14 @@ class AccumulateGrad:
             gradient.storage.belongs_to(Owner.GRADIENT)
             self.leaf.grad = gradient
         elif gradient is not None:
-            tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes)
+            stream = gradient.storage.stream
+            tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes, stream)
         if self.leaf.after_accumulate is not None:
             gradients.clear()
             del gradient
             self.leaf.after_accumulate(self.leaf)
+        if self.leaf.post_hook is not None:
+            self.leaf.post_hook(self.leaf)
         if tape.main_gradients is not None and tape.main_gradients.holds(self.leaf):
             del gradient
             gradients.clear()

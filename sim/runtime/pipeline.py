@@ -8,7 +8,7 @@ sends. A sent tensor is let go when the next one goes the same way (1F1B waits f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,12 +27,14 @@ from sim.program.program import (
     Phase,
     Row,
 )
-from sim.runtime.recorder import Operators
+from sim.runtime.recorder import Operators, Position
 from sim.runtime.schedules import Action, Kind, Step, orders, parts_of, with_transfers
+from sim.runtime.schedules.folding import Fold, fold
 from sim.runtime.split_backward import SplitBackward
 from sim.runtime.tape import Tape
 from sim.runtime.templates import MicroBatch
 from sim.runtime.tensor import Tensor
+from sim.runtime.unfold import Folded
 from sim.scenario.setup import Pipeline
 
 SEND, RECEIVE = Operators.number("pipeline::send"), Operators.number("pipeline::receive")
@@ -83,7 +85,7 @@ class _Run:
 
 @dataclass(slots=True)
 class PipelineRank:
-    """Rank `rank`; `stages` are its own, by number in the pipeline."""
+    """Rank `rank`; `stages` are its own, by number in the pipeline. `folds`: leave out what repeats in the steady state."""
 
     tape: Tape
     pipeline: Pipeline
@@ -93,7 +95,13 @@ class PipelineRank:
     wire: Wire
     keeps: int
     """So many micro-batches in flight per stage are not recomputed."""
-    steps: list[Step] = field(init=False)
+    folds: bool = False
+    received: list[Action] = field(init=False)
+    """In the whole schedule."""
+    fold: Fold | None = field(init=False, default=None)
+    folded: list[Folded] = field(init=False, default_factory=list)
+    """Where it was, in every step of the script."""
+    steps: Sequence[Step] = field(init=False)
     _runs: dict[tuple[int, int], _Run] = field(init=False, default_factory=dict)
     _buffers: dict[Action, Tensor] = field(init=False, default_factory=dict)  # by what is received
     _arrived: dict[Action, int] = field(init=False, default_factory=dict)  # events
@@ -105,11 +113,15 @@ class PipelineRank:
 
     def __post_init__(self) -> None:
         self.steps = pipeline_steps(self.pipeline, self.micro_batches)[self.rank]
+        self.fold = fold(self.steps) if self.folds else None
+        self.received = [step.action for step in self.steps if step.receives is not None]
+        if self.fold is not None:
+            self.steps = self.fold.steps
+            self.micro_batches = len({step.action.micro_batch for step in self.steps})
 
     def _make_buffers(self) -> None:
         """Buffers for everything that will be received, stage by stage: inputs first, then gradients."""
-        received = [step.action for step in self.steps if step.receives is not None]
-        for action in sorted(received, key=lambda a: (_receiving_stage(a), a.passes_back, a.micro_batch)):
+        for action in sorted(self.received, key=lambda a: (_receiving_stage(a), a.passes_back, a.micro_batch)):
             self._buffers[action] = self._buffer(action)
 
     def run(self, mark: Callable[[str], None]) -> None:
@@ -118,7 +130,10 @@ class PipelineRank:
         if self.wire.kept and not self._buffers:
             with self.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
                 self._make_buffers()
+        passed: list[Position] = []
         for step in self.steps:
+            if self.fold is not None:
+                passed.append(self.tape.recorder.position())
             if step.receives is not None:
                 self._receive(step.action, step.receives)
             elif step.sends is not None:
@@ -126,10 +141,14 @@ class PipelineRank:
             else:
                 self._compute(step.action)
                 mark(f"{'fwd' if step.action.kind is Kind.FORWARD else 'bwd'}{step.action.micro_batch}")
+        passed.append(self.tape.recorder.position())
         for _, sent in self._sent.values():
             self.tape.recorder.wait(COMPUTE, sent)
         self._sent.clear()
         self._returned.clear()
+        if (fold := self.fold) is not None:
+            oldest, before, begin, end = (passed[at] for at in (fold.oldest, fold.before, fold.begin, fold.end))
+            self.folded.append(Folded(len(self.folded), oldest, before, begin, end, fold.times, fold.shift))
 
     # -- computing ---------------------------------------------------------------------------------------------
     def _compute(self, action: Action) -> None:

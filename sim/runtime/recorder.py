@@ -103,6 +103,7 @@ class Recorder:
         self._memory_where: list[int] = []
         self._bytes: list[int] = []  # per handle
         self._streams: list[int] = []  # per handle
+        self._using_streams: list[int] = []  # per record_stream
         self._kernels: dict[Any, int] = {}
         self._kernel_table: list[Kernel] = []
         self._collectives: dict[Collective, int] = {}
@@ -165,6 +166,13 @@ class Recorder:
         self._memory.append(handle << 2 | 1)
         self._memory_row.append(self._rows_before + len(self._rows))
         self._memory_where.append(self.where)
+
+    def record_stream(self, handle: int, stream: int) -> None:
+        """Another stream uses the bytes: once freed they wait for what it has been given by then."""
+        self._memory.append(handle << 2 | 2)
+        self._memory_row.append(self._rows_before + len(self._rows))
+        self._memory_where.append(self.where)
+        self._using_streams.append(stream)
 
     def allocation(self, handle: int) -> tuple[int, int, int]:
         """Bytes, stream and owner of an allocation."""
@@ -291,6 +299,10 @@ class Recorder:
         )
         return rows, events
 
+    def moved_base(self, base: int, old_paths: tuple[str, ...], new_paths: tuple[str, ...]) -> int:
+        """The same for one phase and module path."""
+        return int(self._moved(np.array([base], np.int64), old_paths, new_paths)[0])
+
     def append(self, recording: Recording, first_handle: Ints, places: Places) -> None:
         """Issue a recording again, at other places: `first_handle` per memory event."""
         self._close_chunk()
@@ -339,6 +351,8 @@ class Recorder:
         kind, handle = memory & 3, memory >> 2
         is_alloc = kind == Mem.ALLOC
         sizes, streams = np.array(self._bytes, np.int64), np.array(self._streams, np.int64)
+        mem_stream = streams[handle] if len(memory) else streams
+        mem_stream[kind == Mem.RECORD_STREAM] = self._using_streams
         return Program(
             kernels=self._kernel_table,
             collectives=list(self._collectives),
@@ -352,7 +366,7 @@ class Recorder:
             mem_kind=kind,
             mem_handle=handle,
             mem_bytes=np.where(is_alloc, sizes[handle], 0) if len(memory) else sizes,
-            mem_stream=streams[handle] if len(memory) else streams,
+            mem_stream=mem_stream,
             mem_row=memory_row,
             mem_where=memory_where,
             owners=np.array(self.owners, np.int64),

@@ -156,6 +156,8 @@ class LayerNode:
         self.first_handle, self.root, self.learns = begin.handles, output.node, learn
         holds = tuple(i for i, (t, n) in enumerate(zip(tensors, holders)) if t.storage.handles > n)
         self.held_handles = [tensors[i].storage.handle for i in holds]
+        assert output.node is not None
+        self.base = output.node.base
         if learn and template.forward is None:
             recording = recorder.since(begin)
             handles = recording.memory_handle
@@ -165,6 +167,7 @@ class LayerNode:
                     recording.rebased(kinds, (begin.handles, 0, 0, 0)), kinds, tape.sequence - sequence, self.paths
                 )
                 template.output = Born.of(output, begin.handles)
+                template.bases = {self.paths: self.base}
                 template.holds = holds
                 template.input_owner = x.storage.owner if x.storage.owner != owner else None
         return self._outer(output.storage, output.shape, output.dtype, output.strides)
@@ -176,6 +179,7 @@ class LayerNode:
         template.forward.append(tape, self.paths, (self.first_handle, 0, 0, 0))
         if template.input_owner is not None:
             x.storage.belongs_to(template.input_owner)
+        self.base = template.base_at(self.paths, recorder)
         tensors = _tensors(arguments)
         self.held = [tensors[i] for i in template.holds]
         out = template.output

@@ -54,6 +54,15 @@ def reduce_buffers(device: DeviceFacts, reduced: int, outputs: int) -> tuple[int
     return () if blocks <= 1 else (4 * outputs * blocks * width * vector, 4 * grid)
 
 
+def norm_buffers(device: DeviceFacts, elements: int) -> tuple[int, ...]:
+    """Partial results and semaphore of linalg_vector_norm over everything in fp32 (Reduce.cuh, 512 threads a block)."""
+    values = ceil_div(elements, 512)
+    if values < 256:
+        return ()
+    target = device.sms * (device.threads_per_sm // 512)
+    return 4 * max(min(target, ceil_div(values, 16)), ceil_div(values, 256)), 4
+
+
 def flash_splits(device: DeviceFacts, batch_heads: int, queries: int, keys: int, head_dim: int) -> int:
     """Number of key splits of a flash forward (flash_api.cpp, num_splits_heuristic)."""
     key_block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sim.model.calls import Shape
 from sim.model.module import Parameter
-from sim.runtime.recorder import Places, Recording
+from sim.runtime.recorder import Places, Recorder, Recording
 from sim.runtime.strides import Strides
 from sim.runtime.tensor import Storage, Tensor
 
@@ -113,6 +113,8 @@ class Template:
 
     forward: Stamp | None = None
     output: Born | None = None
+    bases: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """By the paths of a layer: where the operator stands whose result is the layer's."""
     holds: tuple[int, ...] = ()
     """Tensor arguments, by number, that the layer saves."""
     input_owner: int | None = None
@@ -121,6 +123,14 @@ class Template:
     """By `MicroBatch.is_first`: gradients that were present when such a one came back."""
     shown_by: int | None = None
     """The micro-batch, not a step's first, that runs live in order to show its backward."""
+
+    def base_at(self, paths: tuple[str, ...], recorder: Recorder) -> int:
+        """Where the layer at `paths` makes its result."""
+        base = self.bases.get(paths)
+        if base is None:
+            known, first = next(iter(self.bases.items()))
+            base = self.bases[paths] = recorder.moved_base(first, known, paths)
+        return base
 
     @property
     def shares(self) -> bool:

@@ -56,6 +56,11 @@ class Storage:
         if self.handle is None:
             self.handle = self.recorder.alloc(self.bytes, self.stream, self.owner)
 
+    def used_by(self, stream: int) -> None:
+        """tensor.record_stream(stream); nothing if it is the bytes' own."""
+        if self.handle is not None and stream != self.stream:
+            self.recorder.record_stream(self.handle, stream)
+
     def belongs_to(self, owner: int) -> None:
         """Name the owner of these bytes, from their allocation on."""
         self.owner = owner
@@ -67,8 +72,8 @@ class Tensor(ModelTensor):
     """A handle on a storage. A view holds its base, so the storage of a viewed tensor has at least two handles."""
 
     __slots__ = (
-        "__weakref__", "accumulator", "after_accumulate", "base", "dtype", "grad", "node", "output_index", "requires_grad",
-        "shape", "storage", "strides",
+        "__weakref__", "accumulator", "after_accumulate", "base", "dtype", "grad", "node", "output_index", "post_hook",
+        "requires_grad", "shape", "storage", "strides",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +91,8 @@ class Tensor(ModelTensor):
         self.grad: Tensor | None = None
         self.accumulator: weakref.ref[AccumulateGrad] | None = None
         self.after_accumulate: Callable[[Tensor], None] | None = None
+        self.post_hook: Callable[[Tensor], None] | None = None
+        """The same, with the incoming gradient still alive: a hook on the accumulator itself (DDP, FSDP1)."""
 
     def __del__(self) -> None:
         storage = self.storage

@@ -27,7 +27,7 @@ from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.sharding.communication import Communication
-from sim.runtime.sharding.family import Family, make_family
+from sim.runtime.sharding.families import make_family
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
@@ -97,7 +97,7 @@ class TrainingRun:
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
-        self.family: Family | None = None
+        self.family = make_family(self.tape, setup)
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -113,6 +113,8 @@ class TrainingRun:
             if setup.fsdp is not None:
                 communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
+            if self.family is not None:
+                self.family.wrap(model, blocks, outer)
             if offload is None:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
             elif offload.layers is not None:
@@ -122,8 +124,10 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
-        with tape.phase(Phase.INIT, Owner.GRADIENT):
-            self.family = make_family(tape, setup, self.parameters, self.tensors)
+        if self.family is not None:
+            buffers = [slot.tensor for _, slot in self.tensors if isinstance(slot, Buffer)]
+            with tape.phase(Phase.INIT, Owner.GRADIENT):
+                self.family.start(self.parameters, [buffer for buffer in buffers if isinstance(buffer, Tensor)])
         if setup.data is not None and self.trains:
             with tape.phase(Phase.INIT, Owner.GRADIENT):
                 self._make_main_gradients(setup.data)
@@ -144,11 +148,14 @@ class TrainingRun:
             self.optimizer = CpuAdamW(self.tape, shards, self.setup.precision.parameters, setup.variant, self.host)
         elif setup.in_backward:
             self.in_backward = InBackward(self.tape, self.parameters, setup)
+        elif self.family is not None:
+            self.optimizer = self.family.make_optimizer(self.parameters, setup)
         else:
             self.optimizer = make_optimizer(self.tape, self.parameters, setup)
 
     def _place_parameters(self) -> None:
         """One block per parameter and buffer, in the order of module.to."""
+        placed = self.family.place() if self.family is not None else None
         dtype = self.setup.precision.parameters
         units = (unit for communication in self.communications for unit in communication.units)
         sharded: dict[int, ShardedParameter] = {id(p.slot): p for unit in units for p in unit.group.parameters}
@@ -156,6 +163,8 @@ class TrainingRun:
             self.recorder.at(Phase.INIT, name.rpartition(".")[0])
             if isinstance(slot, Buffer):
                 slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
+                continue
+            if placed is not None:
                 continue
             shard = sharded.get(id(slot))
             if shard is not None and self._on_host:
@@ -167,7 +176,8 @@ class TrainingRun:
             slot.tensor = tensor
             if shard is not None:
                 shard.sharded = tensor
-        self.parameters = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
+        held = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
+        self.parameters = held if placed is None else placed
 
     def _make_main_gradients(self, data: DataParallel) -> None:
         """Megatron's gradient buffer, then its fp32 parameters."""
@@ -283,6 +293,8 @@ class TrainingRun:
             optimizer.clip(self._norm_is_summed)
         elif isinstance(optimizer, CpuAdamW):
             optimizer.clip()
+        elif self.family is not None:
+            self.family.clip(optimizer.clipped)
         else:
             shard_ranks = self.setup.fsdp.degree if self.setup.fsdp is not None else 1
             clip_grad_norm(self.tape, optimizer.clipped, shard_ranks, self._norm_is_summed)
@@ -290,11 +302,12 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        shape = (micro_batches * self.setup.batch.micro_batch, self.setup.local_tokens)
+        sequences = micro_batches * self.setup.batch.micro_batch
+        tokens, targets = self.model.input_shapes(sequences, self.setup.local_tokens)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
-            self.tokens = self.tape.empty(shape, "int64")
-            self.targets = self.tape.empty(shape, "int64")
+            self.tokens = self.tape.empty(tokens, "int64")
+            self.targets = self.tape.empty(targets, "int64")
 
     def _norm_is_summed(self) -> None:
         """A pipeline's stages add up their squared norms here."""

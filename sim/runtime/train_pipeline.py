@@ -13,29 +13,40 @@ from sim.model.language_model import LanguageModel
 from sim.model.module import Parameter
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner, Phase, Program
+from sim.runtime.extend import NotPeriodic
 from sim.runtime.pipeline import PipelineRank, Stage, Wire
 from sim.runtime.recorder import Recorder
 from sim.runtime.schedules import stages_of
 from sim.runtime.tensor import Tensor
 from sim.runtime.train import TrainingRun, recorded, stampable
+from sim.runtime.unfold import unfold
 from sim.scenario.setup import Setup
 
 
 def record_pipeline(
-    setup: Setup, rank: int, steps: int = 2, fail_at: int | None = None, stamps: bool = True
+    setup: Setup, rank: int, steps: int = 2, fail_at: int | None = None, stamps: bool = True, folds: bool = True
 ) -> Program:
-    """Everything that pipeline rank `rank` issues in `steps` steps; it stands for its symmetric peers."""
+    """Everything that pipeline rank `rank` issues in `steps` steps; it stands for its symmetric peers.
+
+    `folds`: record the steady state's first periods only, and put the others in where they are alike (same program,
+    sooner).
+    """
     assert setup.pipeline is not None
-    run = PipelineTraining(setup, Recorder(fail_at), rank)
+    keeps = setup.checkpoint is not None and setup.checkpoint.keep_micro_batches  # some are not like the others
+    run = PipelineTraining(setup, Recorder(fail_at), rank, folds and fail_at is None and not keeps)
     buckets = setup.data is not None and setup.data.overlap and setup.data.degree > 1  # they know no layers
     alike = stampable(setup) and not setup.pipeline.splits_backward and not buckets
-    return recorded(run, steps, stamps and fail_at is None and alike)
+    program = recorded(run, steps, stamps and fail_at is None and alike)
+    try:
+        return unfold(program, run.pipeline.folded)
+    except NotPeriodic:
+        return record_pipeline(setup, rank, steps, fail_at, stamps, folds=False)
 
 
 class PipelineTraining(TrainingRun):
     """One rank's script. Tokens and targets of all micro-batches are loaded at once, on every rank."""
 
-    def __init__(self, setup: Setup, recorder: Recorder, rank: int) -> None:
+    def __init__(self, setup: Setup, recorder: Recorder, rank: int, folds: bool = False) -> None:
         assert setup.pipeline is not None
         numbers, models = build_stages(setup, rank)
         super().__init__(setup, recorder, models)
@@ -46,7 +57,7 @@ class PipelineTraining(TrainingRun):
         self.holds_last = last in numbers
         self.pipeline = PipelineRank(
             self.tape, setup.pipeline, setup.batch.accumulation, rank, stages, wire_of(setup, self.config),
-            setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0,
+            setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0, folds,
         )  # fmt: skip
 
     def step(self, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.model.language_model import LanguageModel
 from sim.model.module import Module, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.host_memory import HostMemory
@@ -178,13 +179,15 @@ def mark_repeats(model: Module, again: bool = False, kinds: int = 0) -> None:
     """
     alike: dict[object, list[tuple[Module, tuple[str, ...]]]] = {}
     layers = list(layers_of(model))
+    post_norm = isinstance(model, LanguageModel) and model.post_norm
     for number, layer in enumerate(layers):
         blocks = blocks_of(layer)
         if any(block.hooks is not None for block in blocks if block is not layer):
             continue
         paths = tuple(block.path for block in blocks)
         trained = tuple(slot.requires_grad for slot in layer.parameters())
-        edge = again and (number in (0, len(layers) - 1)) and number + 1
+        is_last = number == len(layers) - 1
+        edge = ((again and (is_last or not number)) or (post_norm and is_last)) and number + 1
         alike.setdefault((structure(layer), trained, edge), []).append((layer, paths))
     for kind, same in enumerate(alike.values(), kinds):
         for index, (layer, paths) in enumerate(same):

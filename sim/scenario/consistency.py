@@ -9,6 +9,7 @@ from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
+from sim.scenario.families import Fsdp1Section
 from sim.scenario.names import FRAMEWORKS, PROFILES
 from sim.scenario.schema import (
     BatchSection,
@@ -190,8 +191,9 @@ def check_under_pipeline(
 
 
 def check_precision(
-    document: Document, precision: PrecisionSection, fsdp: FsdpSection | None, cluster: Cluster, model: AnyModel | None
-) -> None:
+    document: Document, precision: PrecisionSection, fsdp: FsdpSection | Fsdp1Section | None, cluster: Cluster,
+    model: AnyModel | None,
+) -> None:  # fmt: skip
     """Something must cast: FSDP's policy, autocast, or parameters that already have the compute dtype."""
     path = ("precision", "autocast")
     if precision.autocast and precision.compute == "fp32":
@@ -216,7 +218,9 @@ def check_allocator(document: Document, text: str, version: str) -> None:
             document.problem(("allocator",), str(problem), show=False)
 
 
-def _check_megatron_precision(document: Document, precision: PrecisionSection, fsdp: FsdpSection | None) -> None:
+def _check_megatron_precision(
+    document: Document, precision: PrecisionSection, fsdp: FsdpSection | Fsdp1Section | None
+) -> None:
     """Megatron's own layers run in 16 bit: its masked softmax knows no other dtype, and it does not use autocast."""
     computes_16_bit = precision.compute in ("bf16", "fp16")
     if precision.autocast or not computes_16_bit or (fsdp is None and precision.parameters != precision.compute):

@@ -1,4 +1,4 @@
-"""Families of sharding beside FSDP2, as sections of `parallel`: DDP."""
+"""Families of sharding beside FSDP2, as sections of `parallel`: DDP, FSDP1."""
 
 from __future__ import annotations
 
@@ -23,3 +23,33 @@ class DdpSection(Section):
     (no_sync)."""
     broadcast_buffers: bool = True
     """Buffers are broadcast before each forward that follows a sum. Default: true, as torch."""
+
+
+class Fsdp1Section(Section):
+    """FullyShardedDataParallel, FSDP1: the parameters of a block in one flat parameter, of which each rank keeps a part.
+
+    Gathered parameters and gradients are freed by record_stream: their bytes wait until other streams are through."""
+
+    degree: Ranks
+    """Ranks that share one copy of the parameters; degree x replicas is the number of GPUs."""
+    replicas: Ranks = 1
+    """Copies of the sharded model: above 1 the hybrid strategies. Default: 1."""
+    strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = "full_shard"
+    """full_shard (default): blocks drop their gathered parameters after forward; shard_grad_op: they keep them until
+    after backward; no_shard: nothing is split, gradients are summed block by block."""
+    use_orig_params: bool = False
+    """The optimizer sees the parameters that lie in the rank's part instead of the flat part. Default: false."""
+    limit_all_gathers: bool = True
+    """The host waits before it gathers ahead of more than two frees. Default: true, as torch since 2.0."""
+    backward_prefetch: Literal["pre", "post"] | None = "pre"
+    """Gather the next block in backward before this one's backward (default), after it, or not ahead at all (null)."""
+    forward_prefetch: bool = False
+    """Gather the next block in forward ahead of this one's computation, from the second step on. Default: false."""
+    wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
+    """Which wrapper is outside. Default: fsdp(checkpoint); with reentrant checkpoints outside, each block is gathered a
+    third time."""
+    gradient_sync: Literal["every", "last"] = "every"
+    """With `batch.accumulation` above 1: reduce gradients of every micro-batch (default), or only of the last one
+    (no_sync: gradients of whole blocks are kept in the compute dtype meanwhile)."""
+    cast_forward_inputs: bool = False
+    """Cast the inputs of wrapped blocks to the compute dtype. Default: false, as torch's MixedPrecision."""

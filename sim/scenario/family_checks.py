@@ -7,7 +7,7 @@ from sim.scenario.document import Document
 from sim.scenario.schema import BatchSection, OptimizerSection, ParallelSection
 from sim.scenario.sections import Sections
 
-FAMILIES = ("ddp",)
+FAMILIES = ("ddp", "fsdp1")
 """Fields of `parallel`."""
 OTHERS = ("fsdp", "data", "tensor", "context", "pipeline")
 
@@ -29,6 +29,11 @@ def check_families(
         document.problem(path, "implementation megatron has its own: parallel.data", show=False)
     elif model is not None and model.loss_chunks > 1:
         document.problem(("model", "loss_chunks"), f"a chunked loss is modelled on one GPU only, not under {family}")
+    elif family == "fsdp1" and model is not None and (model.frozen or model.lora):
+        field = "frozen" if model.frozen else "lora"
+        document.problem(("model", field), "a flat parameter is trained whole: not modelled under fsdp1", show=False)
+    if parallel.fsdp1 is not None and parallel.fsdp1.strategy == "no_shard" and parallel.fsdp1.replicas > 1:
+        document.problem((*path, "replicas"), "no_shard replicates over degree already: 1")
     if (sections.get("mode") or "train") != "train":
         document.problem(("mode",), f"under {family} only training is modelled")
     optimizer: OptimizerSection | None = sections.get("optimizer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.model.config import ChainConfig, ModelConfig
+from sim.model.encoders import ENCODERS
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.document import Document
 from sim.scenario.schema import BatchSection, FsdpSection, PipelineSection
@@ -62,7 +63,9 @@ def _check_model(
     fsdp: FsdpSection | None,
 ) -> None:
     """What cannot be cut, and what a split backward cannot have around it."""
-    if model.implementation not in CUT_IMPLEMENTATIONS:
+    if model.family in ENCODERS:
+        document.problem(PATH, f"models of the {model.family} family are not cut into stages", show=False)
+    elif model.implementation not in CUT_IMPLEMENTATIONS:
         known = ", ".join(CUT_IMPLEMENTATIONS)
         message = f"{model.implementation} models are not cut into stages: take one of {known}"
         document.problem(("model", "implementation"), message, show=False)

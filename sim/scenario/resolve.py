@@ -64,6 +64,7 @@ from sim.scenario.setup import (
     DataParallel,
     Ddp,
     Fsdp,
+    Fsdp1,
     Host,
     Optimizer,
     Precision,
@@ -155,7 +156,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if offload and model and sections.whole("checkpoint"):
         check_offload(document, offload, checkpoint is not None, model)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
-        check_precision(document, precision, fsdp, cluster, model)
+        check_precision(document, precision, fsdp or parallel.fsdp1, cluster, model)
     if sections.whole("torch", "allocator"):
         check_allocator(document, sections.get("allocator"), sections.get("torch"))
     if document.problems or not (model and cluster and batch and mesh and precision):
@@ -183,6 +184,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
+        fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
     )
 
@@ -304,9 +306,9 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
         document.problem(("parallel",), advice, show=False)
         return None
     dimensions = [] if pipeline is None else [("pp", pipeline.degree)]
-    if fsdp is not None:
-        dimensions += [("replicate", fsdp.replicas)] if fsdp.replicas > 1 else []
-        dimensions.append(("fsdp", fsdp.degree))
+    if (sharded := fsdp or parallel.fsdp1) is not None:
+        dimensions += [("replicate", sharded.replicas)] if sharded.replicas > 1 else []
+        dimensions.append(("fsdp", sharded.degree))
     if parallel.ddp is not None:
         dimensions.append(("dp", parallel.ddp.degree))
     if data is not None and (data.degree > 1 or tensor is None):
@@ -329,7 +331,8 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
 def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precision:
     autocast = section.autocast
     if autocast is None:
-        autocast = parallel.fsdp is None and section.compute != section.parameters
+        alone = parallel.fsdp is None and parallel.fsdp1 is None
+        autocast = alone and section.compute != section.parameters
     return Precision(parameters=section.parameters, compute=section.compute, reduce=section.reduce, autocast=autocast)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
-from sim.scenario.families import DdpSection
+from sim.scenario.families import DdpSection, Fsdp1Section
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -40,6 +40,7 @@ from sim.scenario.kinds import (
     Version,
 )
 from sim.scenario.lora import LoraSection
+from sim.scenario.model_fields import EncoderFields
 from sim.scenario.offload import OffloadSection
 from sim.scenario.section import Section
 
@@ -72,14 +73,14 @@ class ChainSection(Section):
     """The entry is part of what the layer saves, as in PyTorch; false (default): it comes on top."""
 
 
-class ModelSection(Section):
+class ModelSection(EncoderFields):
     """What is trained: exactly one of `preset`, `config` and `chain`; every other field overrides what that gives."""
 
     preset: str | None = None
     """A published model by name, e.g. llama-3.1-8b."""
     config: str | None = None
-    """Path of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3, their MoE, DeepSeek-V2 and -V3, GPT-2),
-    relative to this file."""
+    """Path of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3, their MoE, DeepSeek-V2 and -V3, GPT-2,
+    BERT), relative to this file."""
     chain: ChainSection | None = None
     """A chain of layers with given bytes and times; takes no other field of this section."""
     implementation: Literal["torchtitan", "transformers", "nanogpt", "megatron"] | None = None
@@ -121,7 +122,8 @@ class ModelSection(Section):
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
-    """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op."""
+    """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op, as
+    Megatron's own and transformers' "eager"."""
     bias_gelu_fusion: bool | None = None
     """megatron: gelu(x + bias) in one kernel. Default: true there."""
     bias_dropout_fusion: bool | None = None
@@ -259,6 +261,8 @@ class ParallelSection(Section):
     """Fully sharded data parallelism (FSDP2). Default: null."""
     ddp: DdpSection | None = None
     """DistributedDataParallel. Default: null."""
+    fsdp1: Fsdp1Section | None = None
+    """FullyShardedDataParallel (FSDP1). Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""

@@ -202,6 +202,28 @@ class Ddp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp1:
+    """FullyShardedDataParallel over every block and the root. `degree` ranks share each flat parameter (for "no_shard":
+    replicate it), `replicas` > 1 makes the hybrid strategies. `wrap` as in Fsdp; `backward_prefetch` None: none."""
+
+    degree: int
+    replicas: int = 1
+    strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = "full_shard"
+    use_orig_params: bool = False
+    limit_all_gathers: bool = True
+    backward_prefetch: Literal["pre", "post"] | None = "pre"
+    forward_prefetch: bool = False
+    wrap: Literal["fsdp(checkpoint)", "checkpoint(fsdp)"] = "fsdp(checkpoint)"
+    gradient_sync: Literal["every", "last"] = "every"
+    cast_forward_inputs: bool = False
+
+    @property
+    def shards(self) -> bool:
+        """Parameters are split over the ranks."""
+        return self.strategy != "no_shard" and self.degree > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
 
@@ -247,6 +269,7 @@ class Setup:
     data: DataParallel | None = None
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
     ddp: Ddp | None = None
+    fsdp1: Fsdp1 | None = None
 
     @property
     def stages(self) -> int:
@@ -254,9 +277,9 @@ class Setup:
         return self.pipeline.degree if self.pipeline is not None else 1
 
     @property
-    def family(self) -> Ddp | None:
+    def family(self) -> Ddp | Fsdp1 | None:
         """The sharding family other than FSDP2 and Megatron's, if there is one."""
-        return self.ddp
+        return self.ddp or self.fsdp1
 
     @property
     def data_parallel(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.model.config import ModelConfig
-from sim.model.flops import model_flops_per_token
+from sim.model.flops import model_flops_per_sequence
 from sim.program.program import Owner, Phase, Row
 from sim.scenario.setup import Setup
 from sim.timeline.clock import step_windows
@@ -71,7 +71,7 @@ class Utilization:
 
 def outside_bytes(setup: Setup) -> int:
     """Device memory outside PyTorch's allocator: the CUDA context and one communicator per group of ranks."""
-    cluster, fsdp = setup.cluster, setup.fsdp
+    cluster, fsdp = setup.cluster, setup.fsdp or setup.fsdp1
     groups = 0 if fsdp is None else (fsdp.degree > 1) + (fsdp.replicas > 1)
     groups += (setup.tensor.degree > 1) + (setup.data is not None and setup.data.degree > 1)
     groups += (setup.stages > 1) + (setup.context.degree > 1)
@@ -176,13 +176,14 @@ def utilization(setup: Setup, time: StepTime) -> Utilization | None:
     if not isinstance(setup.model, ModelConfig):
         return None
     batch = setup.batch
-    tokens = batch.micro_batch * batch.seq_len * batch.accumulation
+    sequences = batch.micro_batch * batch.accumulation
     sharers = setup.stages * setup.tensor.degree * setup.context.degree
-    per_second = tokens / sharers / (time.step_ns * 1e-9)
+    per_second = sequences / sharers / (time.step_ns * 1e-9)
     peak_flops = setup.cluster.gpu.peak_flops_per_s(setup.precision.compute)
-    per_token = model_flops_per_token(setup.model, batch.seq_len)
+    per_sequence = model_flops_per_sequence(setup.model, batch.seq_len)
     if setup.mode != "train":
-        per_token //= 3  # a forward alone
-    mfu = per_token * per_second / peak_flops
+        per_sequence //= 3  # a forward alone
+    mfu = per_sequence * per_second / peak_flops
     needed = time.flops - time.recomputed_flops
-    return Utilization(tokens_per_s_per_gpu=per_second, mfu=mfu, hfu=mfu * time.flops / needed if needed else mfu)
+    hfu = mfu * time.flops / needed if needed else mfu
+    return Utilization(tokens_per_s_per_gpu=per_second * batch.seq_len, mfu=mfu, hfu=hfu)

@@ -126,7 +126,11 @@ def recorded_run(data: dict[str, Any]) -> Run:
         action = event[0]
         if action in ("a", "alloc"):
             collect.allocate(event[2], event[3], event[1])
-        elif action in ("f", "c", "free_completed"):
+        elif action in (
+            "f",
+            "r",
+            "free_completed",
+        ):  # r: the bytes still wait for a stream; their end (c) shows in marks
             collect.free(event[1])
         elif action in DRIVER_ACTIONS:
             collect.driver(DRIVER_ACTIONS[action], *event[1:4])
@@ -225,7 +229,7 @@ class _Simulation:
             if self.kind[start + i] == Mem.ALLOC:
                 self.collect.allocate(size, stream, address)
                 self.alive[address] = (address, size, stream)
-            else:
+            elif self.kind[start + i] == Mem.FREE:
                 self.collect.free(address)
                 del self.alive[address]
         return result.played, result.out_of_memory.rounded_bytes if result.out_of_memory is not None else None

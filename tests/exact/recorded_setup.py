@@ -10,8 +10,11 @@ from sim.hardware.catalogue import find_gpu, make_cluster
 from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, Lora, ModelConfig
-from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Host, Offload, Optimizer, Precision, Region, Setup
+from sim.model.encoders import ENCODERS, OWN_FIELDS
+from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Fsdp1, Host, Offload, Optimizer, Precision, Region, Setup
 
+FAMILIES: dict[str, Family] = {"gpt2": "gpt", "megatron": "gpt", "bert": "bert"}
+"""By transformers' model type; all others are Llama-like."""
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
 
@@ -47,7 +50,22 @@ def _families(meta: dict[str, Any]) -> dict[str, Any]:
             gradient_sync="every" if meta["sync_all"] else "last",
         )  # fmt: skip
         return {"ddp": ddp}
+    if meta.get("family") == "fsdp1":
+        replicas, degree = meta.get("hsdp") or (1, meta["world"])
+        fsdp1 = Fsdp1(
+            degree=degree, replicas=replicas, strategy=STRATEGIES[meta["strategy"]], use_orig_params=meta["orig"],
+            limit_all_gathers=meta["limit"], backward_prefetch=meta["bp"], forward_prefetch=meta["fp"],
+            wrap="checkpoint(fsdp)" if meta.get("wrap_outside") else "fsdp(checkpoint)",
+            gradient_sync="every" if meta["sync_all"] else "last", cast_forward_inputs=meta["cast_inputs"],
+        )  # fmt: skip
+        return {"fsdp1": fsdp1}
     return {}
+
+
+STRATEGIES: Any = {
+    "FULL_SHARD": "full_shard", "HYBRID_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op",
+    "_HYBRID_SHARD_ZERO2": "shard_grad_op", "NO_SHARD": "no_shard",
+}  # fmt: skip
 
 
 def _offload(meta: dict[str, Any]) -> Offload | None:
@@ -206,11 +224,14 @@ def _setup(
 def implementation_setup(meta: dict[str, Any]) -> Setup:
     """Recordings of transformers' and Megatron's models on one GPU; meta["arch"] is transformers' model type."""
     gpt = meta["arch"] in ("gpt2", "megatron")
-    family: Family = "gpt" if gpt else "llama"
+    family: Family = FAMILIES.get(meta["arch"], "llama")
     implementation: Implementation = meta["implementation"]
     choices = IMPLEMENTATIONS[family, implementation] | {"tied_embeddings": meta["tie"]}
     choices |= {"keep_logits": meta["keep_logits"]}
-    if gpt:
+    if family in ENCODERS:
+        choices |= {"dropout": meta["dropout"], "attention": meta["attention"]}
+        choices |= {name: meta[name] for name in OWN_FIELDS if name in meta}
+    elif gpt:
         choices |= {"dropout": meta["dropout"]}
     else:
         choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}

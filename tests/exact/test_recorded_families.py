@@ -1,7 +1,9 @@
 """Sharding families beside FSDP2, recorded: every allocation at its address, every free, every mark, every collective.
 
 Real runs of torch 2.14.1 over a fake driver and torch's "fake" process group. Not shipped but equal too: 17 more of DDP
-(fp32, bf16, autocast; 2 and 4 ranks; with and without checkpoints, views, accumulation, no_sync; buckets of 1 MiB).
+(fp32, bf16, autocast; 2 and 4 ranks; with and without checkpoints, views, accumulation, no_sync; buckets of 1 MiB) and 43
+of FSDP1 (all strategies, both forms of parameters, 2, 6 and 8 ranks, all prefetches, limiter on and off, every precision,
+accumulation, no_sync, checkpoints inside and outside, reentrant or not). The GPU of a recording keeps up with the host.
 """
 
 from __future__ import annotations
@@ -47,4 +49,4 @@ def test_collectives_come_in_the_recorded_order_and_size(path: Path) -> None:
 
 def test_recordings_cover_the_families() -> None:
     metas = [load(path)["meta"] for path in RECORDINGS]
-    assert {meta["family"] for meta in metas} == {"ddp"}
+    assert {meta["family"] for meta in metas} == {"ddp", "fsdp1"}

@@ -14,7 +14,7 @@ from sim.interop import TOOLS, ImportProblems, Options, import_file, scenario_te
 from sim.interop.shell import read_script
 from sim.interop.table import load_table
 from sim.scenario import load_text
-from tests.unit.imports import BASE, CONFIG, FSDP, GPT3, GPT22B, ZERO3_OFFLOAD
+from tests.unit.imports import BASE, CONFIG, FSDP, GPT3, GPT22B, TITAN, ZERO3_OFFLOAD
 
 EXAMPLES = int(os.environ.get("SIM_EXAMPLES", "100"))
 FILES = [
@@ -23,6 +23,7 @@ FILES = [
     ("megatron", "args.txt", BASE),
     ("deepspeed", "ds.json", ZERO3_OFFLOAD),
     ("accelerate", "fsdp.yaml", FSDP),
+    ("torchtitan", "job.toml", TITAN),
     ("hf", "config.json", CONFIG),
 ]
 PIECES = [
@@ -47,7 +48,23 @@ PIECES = [
     ": ",
     ",",
 ]
-PIECES += ["auto", "-1", "0", "1e9", "true", "null", "$(", "`", "<<", "#", "done", " --fp8-format ", "\x00", "\ue000"]
+PIECES += [
+    "auto",
+    "-1",
+    "0",
+    "1e9",
+    "true",
+    "null",
+    "$(",
+    "`",
+    "<<",
+    "#",
+    "done",
+    " --fp8-format ",
+    "\x00",
+    "\ue000",
+    "\x1b",
+]
 ARGUMENTS = sorted(load_table("megatron").fields)
 
 
@@ -67,7 +84,7 @@ def is_imported_or_told(tool: str, name: str, text: str, options: Options) -> No
 
 def options_for(tool: str) -> Options:
     model = "llama-3.1-8b" if tool in ("deepspeed", "accelerate") else None
-    return Options(gpu="h100", model=model, seq_len=None if tool == "megatron" else 1024)
+    return Options(gpu="h100", model=model, seq_len=None if tool in ("megatron", "torchtitan") else 1024)
 
 
 @pytest.mark.parametrize("tool, name, text", FILES)
@@ -99,7 +116,9 @@ def test_any_arguments_are_imported_or_told(arguments: list[tuple[str, str]]) ->
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(tool=st.sampled_from(sorted(TOOLS)), text=st.text(), suffix=st.sampled_from([".sh", ".yaml", ".json", ""]))
+@given(
+    tool=st.sampled_from(sorted(TOOLS)), text=st.text(), suffix=st.sampled_from([".sh", ".yaml", ".json", ".toml", ""])
+)
 def test_any_text_is_imported_or_told(tool: str, text: str, suffix: str) -> None:
     is_imported_or_told(tool, f"file{suffix}", text, options_for(tool))
 

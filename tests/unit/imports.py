@@ -8,12 +8,19 @@ from sim.interop import Imported, Options, import_file
 from tests.unit.scenarios import ROOT
 
 FOLDER = ROOT / "scenarios" / "import"
-GPT3, GPT22B, ZERO3_OFFLOAD, FSDP, CONFIG = (
+GPT3, GPT22B, ZERO3_OFFLOAD, FSDP, TITAN, CONFIG = (
     (FOLDER / name).read_text(encoding="utf-8")
-    for name in ("gpt3_175b.sh", "gpt_22b.sh", "zero3_offload.json", "fsdp.yaml", "llama_tiny/config.json")
+    for name in (
+        "gpt3_175b.sh",
+        "gpt_22b.sh",
+        "zero3_offload.json",
+        "fsdp.yaml",
+        "llama3_8b.toml",
+        "llama_tiny/config.json",
+    )
 )
 
-A100 = Options(gpu="a100-sxm-80gb")
+A100, H100 = Options(gpu="a100-sxm-80gb"), Options(gpu="h100-sxm-80gb")
 LLAMA = Options(gpu="h100-sxm-80gb", model="llama-3.1-8b", seq_len=4096)
 
 

@@ -149,7 +149,8 @@ def test_ctrl_c_ends_the_worker_processes_too(tmp_path: Path) -> None:
     time.sleep(3)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
-    assert (process.returncode, stderr) == (130, "Interrupted.\n")
+    # CPython ends by the signal itself where it came while a string was executed, as dataclasses do: 130 in the shell.
+    assert process.returncode in (130, -signal.SIGINT) and stderr == "Interrupted.\n"
 
 
 def _start(words: tuple[object, ...], **options: bool) -> subprocess.Popen[str]:

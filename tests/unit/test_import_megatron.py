@@ -23,6 +23,11 @@ def problems_of(folder: Path, *arguments: str) -> str:
     return str(raised.value)
 
 
+def quoted(arguments: str) -> str:
+    """Brackets of lists are bash's own unless they are quoted."""
+    return " ".join(f"'{word}'" if "(" in word else word for word in arguments.split())
+
+
 def names(entries: list[Entry]) -> list[str]:
     return [entry.name for entry in entries]
 
@@ -98,6 +103,9 @@ def test_defaults_are_megatrons(tmp_path: Path) -> None:
         ("--use-distributed-optimizer", "data.distributed_optimizer", True),
         ("--overlap-grad-reduce", "data.overlap", True),
         ("--no-gradient-accumulation-fusion", "data.gradient_accumulation_fusion", False),
+        ("--context-parallel-size 2", "context.degree", 2),
+        ("--context-parallel-size 2", "data_parallel", 4),
+        ("--context-parallel-size 2 --cp-comm-type all_gather", "context.kind", "all-gather"),
         ("--grad-reduce-in-bf16", "precision.reduce", "bf16"),
         ("--clip-grad 0", "optimizer.clip_norm", None),
         ("--pipeline-model-parallel-size 4", "pipeline.placement", (6, 6, 6, 6)),
@@ -188,6 +196,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         ("--normalization RMSNorm", "--normalization RMSNorm"),
         ("--squared-relu", "--squared-relu"),
         ("--cuda-graph-impl local", "--cuda-graph-impl local"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type a2a"),
         ("--recompute-granularity selective --recompute-modules core_attn moe_act", "--recompute-modules core_attn moe_act"),
     ],
 )  # fmt: skip
@@ -208,6 +217,42 @@ def test_unknown_arguments_are_told_with_the_nearest(tmp_path: Path) -> None:
         Entry("--my-own-thing", 1, "Megatron-LM has no such field"),
         Entry("--overlap-grad-reduces", 1, "did you mean --overlap-grad-reduce?"),
     ]
+
+
+MIXTRAL = (
+    "--disable-bias-linear --normalization RMSNorm --position-embedding-type rope --swiglu --group-query-attention "
+    "--num-query-groups 8 --untie-embeddings-and-output-weights --attention-dropout 0.0 --hidden-dropout 0.0 "
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+    "--moe-router-load-balancing-type aux_loss --moe-permute-fusion --ffn-hidden-size 3584 --make-vocab-size-divisible-by 1 "
+    "--moe-router-dtype fp32"
+)
+
+
+def test_experts_are_megatrons(tmp_path: Path) -> None:
+    found = megatron(tmp_path, MIXTRAL, "--expert-model-parallel-size 4 --use-distributed-optimizer")
+    setup = found.scenario.strategies[0]
+    experts = setup.model.experts
+    assert (setup.model.family, setup.model.kv_heads, setup.expert.degree) == ("llama", 8, 4)
+    assert (experts.count, experts.top_k, experts.ffn_hidden, experts.auxiliary_loss) == (8, 2, 3584, True)
+    assert (experts.scores_first, experts.router_dtype, experts.permute_fusion) == (False, "fp32", True)
+    assert found.account.is_whole, found.account
+
+
+def test_deepseeks_layers_are_megatrons(tmp_path: Path) -> None:
+    """Latent attention, groups of experts, a bias on the choice, the first layers dense: DeepSeek-V3's arguments, small."""
+    arguments = (
+        "--multi-latent-attention --kv-lora-rank 512 --q-lora-rank 1536 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+        "--v-head-dim 128 --moe-layer-freq ([0]*3+[1]*21) --moe-ffn-hidden-size 256 --num-experts 64 "
+        "--moe-shared-expert-intermediate-size 256 --moe-router-score-function sigmoid --moe-router-num-groups 8 "
+        "--moe-router-group-topk 4 --moe-router-topk 8 --moe-router-topk-scaling-factor 2.5 "
+        "--moe-router-enable-expert-bias --moe-router-load-balancing-type none"
+    )
+    setup = setup_of(tmp_path, MIXTRAL.replace("--group-query-attention --num-query-groups 8 ", ""), quoted(arguments))
+    experts, latent = setup.model.experts, setup.model.latent
+    assert (experts.dense_layers, experts.ffn_hidden, experts.shared_ffn_hidden, experts.scaling) == (3, 256, 256, 2.5)
+    assert (experts.scores, experts.groups, experts.groups_top, experts.selection_bias) == ("sigmoid", 8, 4, True)
+    assert experts.auxiliary_loss is False
+    assert (latent.kv_rank, latent.q_rank, latent.rope_head_dim, latent.value_head_dim) == (512, 1536, 64, 128)
 
 
 def test_a_null_tokenizer_has_one_entry_more(tmp_path: Path) -> None:

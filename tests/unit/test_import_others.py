@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON, accelerate's YAML and Hugging Face's config.json become scenarios."""
+"""DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML and Hugging Face's config.json become scenarios."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.interop import Entry, ImportProblems, Options
-from tests.unit.imports import CONFIG, FSDP, LLAMA, ZERO3_OFFLOAD, imported
+from tests.unit.imports import CONFIG, FSDP, H100, LLAMA, TITAN, ZERO3_OFFLOAD, imported
 
 
 def deepspeed(folder: Path, text: str, options: Options = LLAMA):
@@ -99,7 +99,13 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     found = accelerate(tmp_path, FSDP)
     setup = found.scenario.strategies[0]
     assert (setup.cluster.nodes, setup.cluster.gpus_per_node) == (2, 8)
-    assert setup.fsdp is not None and (setup.fsdp.degree, setup.fsdp.reshard_after_forward) == (16, True)
+    assert setup.fsdp1 is not None
+    assert (setup.fsdp1.degree, setup.fsdp1.strategy, setup.fsdp1.backward_prefetch) == (16, "full_shard", "pre")
+    assert (setup.fsdp1.use_orig_params, setup.fsdp1.limit_all_gathers, setup.fsdp1.forward_prefetch) == (
+        False,
+        True,
+        False,
+    )
     assert setup.checkpoint is not None and setup.checkpoint.every == 1
     assert setup.precision.compute == "bf16"
     assert found.account.is_whole
@@ -108,10 +114,14 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes, path, value",
     [
-        (("FULL_SHARD", "SHARD_GRAD_OP"), "fsdp.reshard_after_forward", False),
-        (("FULL_SHARD", "2"), "fsdp.reshard_after_forward", False),
-        (("FULL_SHARD", "HYBRID_SHARD"), "fsdp.replicas", 2),
-        (("fsdp_offload_params: false", "fsdp_offload_params: true"), "fsdp.cpu_offload", True),
+        (("FULL_SHARD", "SHARD_GRAD_OP"), "fsdp1.strategy", "shard_grad_op"),
+        (("FULL_SHARD", "2"), "fsdp1.strategy", "shard_grad_op"),
+        (("FULL_SHARD", "NO_SHARD"), "fsdp1.strategy", "no_shard"),
+        (("FULL_SHARD", "HYBRID_SHARD"), "fsdp1.replicas", 2),
+        (("BACKWARD_PRE", "NO_PREFETCH"), "fsdp1.backward_prefetch", None),
+        (("fsdp_offload_params: false", "fsdp_use_orig_params: true"), "fsdp1.use_orig_params", True),
+        (("fsdp_offload_params: false", "fsdp_version: 2\n  fsdp_offload_params: true"), "fsdp.cpu_offload", True),
+        (("fsdp_offload_params: false", "fsdp_version: 2"), "fsdp.degree", 16),
         (("fsdp_sharding_strategy: FULL_SHARD", "fsdp_version: 2\n  fsdp_reshard_after_forward: false"),
          "fsdp.reshard_after_forward", False),
         (("mixed_precision: bf16", "mixed_precision: 'no'"), "precision.compute", "fp32"),
@@ -163,3 +173,77 @@ def test_what_a_config_asks_for_and_is_not_modelled_is_told(tmp_path: Path) -> N
 def test_a_config_of_an_unknown_family_is_told(tmp_path: Path) -> None:
     with pytest.raises(ImportProblems, match="model_type"):
         imported(tmp_path, "hf", "config.json", CONFIG.replace('"llama"', '"rwkv"'), replace(LLAMA, model=None))
+
+
+def torchtitan(folder: Path, text: str = TITAN, options: Options = H100):
+    return imported(folder, "torchtitan", "job.toml", text, options)
+
+
+def test_a_job_of_torchtitan(tmp_path: Path) -> None:
+    found = torchtitan(tmp_path)
+    setup = found.scenario.strategies[0]
+    assert (setup.model.name, setup.model.implementation) == ("llama-3.1-8b", "torchtitan")
+    assert setup.fsdp is not None and (setup.fsdp.degree, setup.fsdp.reshard_after_forward) == (8, "torchtitan")
+    assert (setup.batch.micro_batch, setup.batch.seq_len, setup.batch.accumulation) == (1, 8192, 1)
+    assert setup.checkpoint is not None and setup.checkpoint.save == ("attention", "every_second_matmul")
+    assert found.account.is_whole
+    assert Entry("model.flavor", 7, "model.preset: llama-3.1-8b") in found.account.used
+
+
+@pytest.mark.parametrize(
+    "changes, path, value",
+    [
+        (('selective_ac_option = "op"', 'selective_ac_option = "3"'), "checkpoint.every", 3),
+        (('mode = "selective"', 'mode = "full"'), "checkpoint.every", 1),
+        (("replicate_degree = 1", "replicate_degree = 2"), "fsdp.replicas", 2),
+        (("replicate_degree = 1", "replicate_degree = 8"), "ddp.degree", 8),
+        (("seq_len = 8192", "seq_len = 8192\nglobal_batch_size = 32"), "batch.accumulation", 4),
+        (("seq_len = 8192", "enable_cpu_offload = true"), "fsdp.cpu_offload", True),
+        (("max_norm = 1.0", "max_norm = 0.0"), "optimizer.clip_norm", None),
+        (("lr = 3e-4", 'implementation = "foreach"'), "optimizer.variant", "foreach"),
+        (
+            (
+                "tensor_parallel_degree = 1",
+                'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "Interleaved1F1B"',
+            ),
+            "pipeline.schedule",
+            "interleaved",
+        ),
+    ],
+)
+def test_a_setting_of_torchtitan_becomes_a_field(
+    changes: tuple[str, str], path: str, value: object, tmp_path: Path
+) -> None:
+    text = TITAN.replace(*changes).replace("local_batch_size = 1\n", "local_batch_size = 2\n" if "pipeline" in path else
+                                           "local_batch_size = 1\n")  # fmt: skip
+    found: object = torchtitan(tmp_path, text).scenario.strategies[0]
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        (('flavor = "8B"', 'flavor = "9B"'), "llama3 9B is no preset: give --model"),
+        (("tensor_parallel_degree = 1", "tensor_parallel_degree = 3"), "is not 8 GPUs"),
+        (('mode = "selective"', 'mode = "some"'), "some: one of none, full, selective is expected"),
+        (("lr = 3e-4", "lr = "), "not TOML"),
+    ],
+)
+def test_wrong_jobs_of_torchtitan_are_told(changes: tuple[str, str], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ImportProblems) as raised:
+        torchtitan(tmp_path, TITAN.replace(*changes))
+    assert expected in str(raised.value)
+
+
+def test_ranks_of_kinds_that_torchtitan_is_not_modelled_with_are_told(tmp_path: Path) -> None:
+    found = torchtitan(tmp_path, TITAN.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2"))
+    assert [entry.name for entry in found.account.not_expressible] == ["parallelism.tensor_parallel_degree 2"]
+    assert found.scenario.strategies[0].cluster.gpus == 8
+
+
+def test_replicas_are_distributed_data_parallel(tmp_path: Path) -> None:
+    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n"
+    setup = accelerate(tmp_path, text).scenario.strategies[0]
+    assert setup.ddp is not None and setup.ddp.degree == 4

@@ -5,6 +5,7 @@ import pytest
 
 from sim.api import cost_model
 from sim.model.config import ChainConfig
+from sim.model.huggingface import MODEL_TYPES
 from sim.scenario import ScenarioError, load_scenario, load_text
 from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision
 from tests.unit.scenario_texts import VALID, changed, only, problems
@@ -187,7 +188,7 @@ def test_a_hugging_face_model_that_is_not_known_names_those_known(tmp_path):
     with pytest.raises(ScenarioError) as caught:
         load_scenario(tmp_path / "mine.yaml")
     (problem,) = caught.value.problems
-    message = "config.json: model_type lama is not known; one of llama, mistral, qwen2, qwen3, gpt2"
+    message = f"config.json: model_type lama is not known; one of {', '.join(MODEL_TYPES)}"
     assert (problem.line, problem.path, problem.text) == (1, "model.config", message)
 
 

@@ -37,11 +37,11 @@ def _padded_head_dim(head_dim: int) -> int:
     return scratch.round_up(head_dim, 32 if head_dim <= 128 else 64)
 
 
-def _work(q: Tensor, k: Tensor, generation: str, backward: bool) -> Attention:
+def _work(q: Tensor, k: Tensor, generation: str, backward: bool, causal: bool) -> Attention:
     batch, heads, q_len, head_dim = q.shape
     return Attention(
         batch=batch, heads=heads, kv_heads=k.shape[1], q_len=q_len, kv_len=k.shape[2], head_dim=head_dim,
-        causal=True, backward=backward, generation=generation, dtype=q.dtype,
+        causal=causal, backward=backward, generation=generation, dtype=q.dtype,
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ class Flash(Op):
         return (k, q, v)
 
     @staticmethod
-    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> tuple[Tensor, ...]:
+    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool) -> tuple[Tensor, ...]:
         batch, heads, length, head_dim = q.shape
         out = tape.empty(q.shape, q.dtype, strides_like(q))
         lse = tape.empty((batch, heads, length), "fp32")
@@ -74,7 +74,7 @@ class Flash(Op):
         rng, unused = tape.empty((2,), "int64"), tape.empty((1,), "int64")
         if dropout_p:
             rng = tape.empty((2,), "int64")
-        tape.recorder.attention("aten::_flash_attention_forward", _work(q, k, "flash2", False))
+        tape.recorder.attention("aten::_flash_attention_forward", _work(q, k, "flash2", False, causal))
         del accumulators
         return out, lse, rng, unused
 
@@ -96,7 +96,7 @@ class Flash(Op):
         fewer_keys = k.shape[1] != heads
         if fewer_keys:  # full-head dk and dv, summed down afterwards
             accumulators += [tape.empty(q.shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)]
-        tape.recorder.attention("aten::_flash_attention_backward", _work(q, k, "flash2", True))
+        tape.recorder.attention("aten::_flash_attention_backward", _work(q, k, "flash2", True, node.attributes[1]))
         if fewer_keys:
             for _ in range(2):
                 tape.recorder.memory_bound("aten::sum", "reduce", q.bytes + k.bytes)
@@ -122,9 +122,9 @@ class Efficient(Op):
         return (k, q, v)
 
     @staticmethod
-    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, ...]:
         seed, offset = tape.empty((), "int64"), tape.empty((), "int64")
-        out, lse = _efficient_outputs(tape, q, k, v)
+        out, lse = _efficient_outputs(tape, q, k, v, causal)
         return out, lse, offset, seed
 
     @staticmethod
@@ -140,7 +140,7 @@ class Efficient(Op):
         plain = tape.copy(delta)
         del delta, product
         tape.scratch(scratch.efficient_backward_workspace(tape.device, batch * heads, length, head_dim))
-        work = _work(q, k, "efficient", True)
+        work = _work(q, k, "efficient", True, node.attributes[0])
         tape.recorder.attention("aten::_efficient_attention_backward", work)
         for _ in full_heads:
             tape.recorder.memory_bound("aten::sum", "reduce", q.bytes + k.bytes)
@@ -153,17 +153,17 @@ class EfficientDropout(Efficient):
     not_differentiable = (1,)
 
     @staticmethod
-    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return _efficient_outputs(tape, q, k, v)
+    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, ...]:
+        return _efficient_outputs(tape, q, k, v, causal)
 
 
-def _efficient_outputs(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _efficient_outputs(tape: Tape, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """The log-sum-exp is computed for a backward only (recorded: none under no_grad)."""
     batch, heads, length, _ = q.shape
     out = tape.empty(q.shape, q.dtype, _token_major_strides(q))
     rows = scratch.round_up(length, 32) if tape.records((q, k, v)) else 0
     lse = tape.empty((batch, heads, rows), "fp32")
-    tape.recorder.attention("aten::_efficient_attention_forward", _work(q, k, "efficient", False))
+    tape.recorder.attention("aten::_efficient_attention_forward", _work(q, k, "efficient", False, causal))
     return out, lse
 
 
@@ -221,8 +221,12 @@ def _fused_kernel_takes(tape: Tape, q: Tensor) -> bool:
 
 
 @rule("attention")
-def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str) -> Tensor:
-    """Causal SDPA. `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel.
+def attention(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, kernel: str, causal: bool = True
+) -> Tensor:
+    """SDPA, with is_causal or without any mask.
+
+    `kernel`: "sdpa" lets PyTorch pick (flash in 16 bit, efficient in fp32), "math" forces that kernel.
 
     Not known: fp16 before compute capability 8.0, which takes the efficient kernel and is treated here like flash.
     """
@@ -231,15 +235,15 @@ def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, ker
         k = autocast_to(tape, k, tape.autocast_dtype)  # type: ignore[assignment]
         q = autocast_to(tape, q, tape.autocast_dtype)  # type: ignore[assignment]
     if kernel == "math" or not _fused_kernel_takes(tape, q):
-        return math_attention(tape, q, k, v, dropout_p)
+        return math_attention(tape, q, k, v, dropout_p, causal)
     if q.dtype == "fp32":
         op = EfficientDropout if dropout_p else Efficient
-        result: Tensor = tape.apply_tuple(op, (q, k, v))[0]
+        result: Tensor = tape.apply_tuple(op, (q, k, v), causal)[0]
         return result
     head_dim = q.shape[-1]
     if head_dim % 8:
         q, k, v = (tape.apply(PadHead, (x,)) for x in (q, k, v))
-        out = attention(tape, q, k, v, dropout_p, kernel)
+        out = attention(tape, q, k, v, dropout_p, kernel, causal)
         result = tape.apply(CutHead, (out,), head_dim)
         return result
-    return tape.apply_tuple(Flash, (q, k, v), dropout_p)[0]
+    return tape.apply_tuple(Flash, (q, k, v), dropout_p, causal)[0]

@@ -1,4 +1,5 @@
-"""SDPA's math kernel, written out as the operators it is made of (TAPE.md section 3 and 4, "math")."""
+"""SDPA's math kernel, written out as the operators it is made of (TAPE.md section 3 and 4, "math"); what attention that a
+model writes out itself is made of: torch.matmul over heads, and softmax."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from sim.runtime import strides as st
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, first, rule
 from sim.runtime.ops.matmul import Bmm
-from sim.runtime.ops.pointwise import Add, MulScalar, dropout, to
+from sim.runtime.ops.pointwise import Add, MulScalar, autocast_to, dropout, to
 from sim.runtime.ops.views import Clone, Expand, UnsafeView, transpose, unsqueeze, view
 from sim.runtime.tape import Tape, strides_like
 from sim.runtime.tensor import Tensor
@@ -88,8 +89,8 @@ def _causal_bias(tape: Tape, length: int) -> Tensor:
     return bias
 
 
-def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-    """Causal attention in fp32 on [B, heads, S, D] in any dtype; the result comes back in q's dtype.
+def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool = True) -> Tensor:
+    """Attention in fp32 on [B, heads, S, D] in any dtype; the result comes back in q's dtype.
 
     Dropout and fewer key heads as recorded with torch 2.14.
     """
@@ -97,7 +98,7 @@ def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float
     dtype, n = q.dtype, batch * heads
     q32, k32, v32 = to(tape, q, "fp32"), to(tape, k, "fp32"), to(tape, v, "fp32")
     scaled_q = tape.apply(MulScalar, (q32,))
-    bias = _causal_bias(tape, length)
+    bias = _causal_bias(tape, length) if causal else None
     all_k, all_v = k32, v32
     if k.shape[1] != heads:
         all_k, all_v = _for_all_heads(tape, k32, heads), _for_all_heads(tape, v32, heads)
@@ -108,7 +109,9 @@ def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float
     scores = tape.apply(Bmm, (left, right))
     del left, right, scaled_k, k_t
     scores = tape.apply(UnsafeView, (scores,), (batch, heads, length, length), None)
-    if tape.selective is not None:  # not in place where a dispatch mode is active (attention.cpp)
+    if bias is None:
+        pass
+    elif tape.selective is not None:  # not in place where a dispatch mode is active (attention.cpp)
         scores = tape.apply(Add, (scores, bias))
     else:
         tape.recorder.memory_bound("aten::add_", "elementwise", 2 * scores.bytes + length * length * 4)
@@ -130,6 +133,24 @@ def math_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, dropout_p: float
 
 @rule("softmax")
 def softmax(tape: Tape, x: Tensor, dtype: str | None) -> Tensor:
-    """Under autocast in fp32."""
-    result: Tensor = tape.apply(Softmax, (x,), dtype or ("fp32" if tape.autocast_dtype else x.dtype))
+    """Under autocast in fp32. A wider dtype means a cast first, but for fp16 (SoftMax.cpp: one kernel does both)."""
+    wide = dtype or ("fp32" if tape.autocast_dtype else x.dtype)
+    if x.dtype != "fp16":
+        x = to(tape, x, wide)
+    result: Tensor = tape.apply(Softmax, (x,), wide)
+    return result
+
+
+@rule("matmul")
+def matmul(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """torch.matmul of [B, A, m, k] and [B, A, k, n]: one bmm over B x A, operands copied where strides ask for it."""
+    if tape.autocast_dtype:  # C++ evaluates arguments right to left
+        b = autocast_to(tape, b, tape.autocast_dtype)  # type: ignore[assignment]
+        a = autocast_to(tape, a, tape.autocast_dtype)  # type: ignore[assignment]
+    (batch, heads, m, k), n = a.shape, b.shape[3]
+    left = _bmm_operand(tape, a, (batch * heads, m, k))
+    right = _bmm_operand(tape, b, (batch * heads, k, n))
+    product = tape.apply(Bmm, (left, right))
+    del left, right
+    result: Tensor = tape.apply(UnsafeView, (product,), (batch, heads, m, n), None)
     return result

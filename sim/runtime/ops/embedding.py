@@ -21,7 +21,7 @@ DIRECT_INDICES = 3072  # up to here one kernel without a sort
 
 
 class Embedding(Op):
-    """Saves the indices."""
+    """Saves the indices. Expanded ones are copied for the kernels (recorded, torch 2.14)."""
 
     node = "EmbeddingBackward0"
     aten = "aten.embedding"
@@ -34,12 +34,15 @@ class Embedding(Op):
     def forward(tape: Tape, weight: Tensor, indices: Tensor) -> Tensor:
         shape = (*indices.shape, weight.shape[1])
         moved = indices.elements * weight.shape[1] * ITEM_BYTES[weight.dtype] + indices.bytes
+        if indices.strides is not None:
+            indices = tape.copy(indices)
         return tape.pointwise("aten::embedding", shape, weight.dtype, None, moved, "embedding")
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         shape, dtype = node.metas[0]
         gradient = first(gradients)
+        plain = tape.copy(saved[0]) if saved[0].strides is not None else None  # until the gradient is there
         if gradient.strides is not None:
             gradient = tape.copy(gradient)
         if saved[0].elements <= DIRECT_INDICES:
@@ -47,7 +50,9 @@ class Embedding(Op):
                 tape.pointwise("aten::embedding_dense_backward", shape, dtype, None, gradient.bytes, "embedding"),
                 None,
             ]
-        return [_sorted_gradient(tape, shape, dtype, saved[0].elements, gradient), None]
+        weight_gradient = _sorted_gradient(tape, shape, dtype, saved[0].elements, gradient)
+        del plain
+        return [weight_gradient, None]
 
 
 def _sorted_gradient(tape: Tape, shape: Shape, dtype: str, count: int, gradient: Tensor) -> Tensor:

@@ -122,6 +122,20 @@ class Slice(Op):
         return [tape.pointwise("aten::zeros", node.metas[0][0], gradient.dtype, None, 2 * gradient.bytes, "fill")]
 
 
+class Select(Op):
+    """x[:, i] along `dim`: a view. Backward: zeros of the full size, the gradient copied in."""
+
+    node = "SelectBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, dim: int) -> Tensor:
+        full = x.strides if x.strides is not None else st.plain(x.shape)
+        shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+        return x.alias(shape, st.normalize(shape, (*full[:dim], *full[dim + 1 :])))
+
+    backward = Slice.backward
+
+
 class Split(Op):
     """Parts along the last dimension. Backward: one cat of all parts' gradients."""
 
@@ -258,6 +272,11 @@ def contiguous(tape: Tape, x: Tensor) -> Tensor:
 @rule("slice")
 def slice_(tape: Tape, x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return tape.apply(Slice, (x,), dim % len(x.shape), start, length)
+
+
+@rule("select")
+def select(tape: Tape, x: Tensor, dim: int) -> Tensor:
+    return tape.apply(Select, (x,), dim)
 
 
 @rule("split")

@@ -12,6 +12,7 @@ from typing import Literal
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import COMPUTE, DATA, Owner, Phase
 from sim.runtime.recorder import Operators
+from sim.runtime.sharding.family import Family
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 from sim.scenario.setup import Ddp
@@ -61,7 +62,7 @@ class Reducer:
         """Events of the buckets that are on their way."""
         self._allocate([parameters])
         for parameter in parameters:
-            parameter.after_accumulate = self._take
+            parameter.post_hook = self._take
 
     def _allocate(self, assignment: list[list[Tensor]]) -> None:
         self.buckets.clear()
@@ -172,4 +173,24 @@ class Reducer:
 
     def finish(self) -> None:
         for parameter in self.parameters:
-            parameter.after_accumulate = None
+            parameter.post_hook = None
+
+
+class DistributedDataParallel(Family):
+    """The family: a reducer over the parameters that are trained."""
+
+    def __init__(self, tape: Tape, ddp: Ddp) -> None:
+        super().__init__(tape)
+        self.ddp = ddp
+        self.reducer: Reducer | None = None
+
+    def start(self, parameters: list[Tensor], buffers: list[Tensor]) -> None:
+        self.reducer = Reducer(self.tape, self.ddp, [p for p in parameters if p.requires_grad], buffers)
+
+    def begin(self, last: bool) -> None:
+        assert self.reducer is not None
+        self.reducer.begin(last)
+
+    def finish(self) -> None:
+        if self.reducer is not None:
+            self.reducer.finish()

@@ -1,0 +1,18 @@
+"""From a set-up to its sharding family."""
+
+from __future__ import annotations
+
+from sim.runtime.sharding.ddp import DistributedDataParallel
+from sim.runtime.sharding.family import Family
+from sim.runtime.sharding.fsdp1_family import FullyShardedDataParallel
+from sim.runtime.tape import Tape
+from sim.scenario.setup import Setup
+
+
+def make_family(tape: Tape, setup: Setup) -> Family | None:
+    """The family that a set-up asks for, if it is neither FSDP2 nor Megatron's."""
+    if setup.ddp is not None:
+        return DistributedDataParallel(tape, setup.ddp)
+    if setup.fsdp1 is not None:
+        return FullyShardedDataParallel(tape, setup.fsdp1, setup.precision)
+    return None
