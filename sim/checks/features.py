@@ -181,10 +181,13 @@ FEATURES = (
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:
-    """Checkpointed layers' inputs, or what layers save; a ratio of the layers where the row prints one."""
+    """Checkpointed layers' inputs, or what layers save; a ratio of the layers where the row prints one, with stages of what
+    each saves for a micro-batch."""
     if facts.says("offload", "boundary|checkpoint|ckpt"):
         return {"what": "checkpoint_inputs"}
     share = re.search(r"ratio ([\d.]+)", facts.text["offload"])
+    if share and facts.pp > 1:
+        return {"what": "stage_activations", "share": float(share[1])}
     return {"what": "activations"} | ({"layers": f"ratio {float(share[1]):g}"} if share else {})
 
 

@@ -26,12 +26,14 @@ def bytes_per_parameter(setup: Setup) -> dict[str, float]:
         return costs
     if setup.data is not None:
         return costs | _of_megatron(setup)
-    stepped = "fp32" if optimizer.master_weights else stored
+    masters = optimizer.master_weights or (setup.zero is not None and stored != "fp32")
+    stepped = "fp32" if masters else stored
+    gradients = stored if setup.zero is not None else stepped
     if not optimizer.in_backward:
-        costs[f"gradients {stepped}"] = ITEM_BYTES[stepped]
+        costs[f"gradients {gradients}"] = ITEM_BYTES[gradients]
     if setup.ddp is not None and not setup.ddp.gradient_as_bucket_view:
         costs[f"DDP's buckets {stepped}"] = ITEM_BYTES[stepped]
-    if optimizer.master_weights:
+    if masters:
         costs["master weights fp32"] = ITEM_BYTES[stepped]
     states = _states(optimizer, ITEM_BYTES[stepped])
     if states:

@@ -119,7 +119,7 @@ class TrainingRun:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
             elif offload.layers is not None:
                 apply_offload(tape, model, offload)
-        if offload is not None and offload.layers is None:
+        if offload is not None and offload.what == "saved_tensors" and offload.layers is None:
             self.saved_on_host = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()

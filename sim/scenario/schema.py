@@ -12,7 +12,7 @@ from pydantic import Field
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
-from sim.scenario.families import DdpSection, Fsdp1Section
+from sim.scenario.families import DdpSection, Fsdp1Section, ZeroSection
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -263,6 +263,8 @@ class ParallelSection(Section):
     """DistributedDataParallel. Default: null."""
     fsdp1: Fsdp1Section | None = None
     """FullyShardedDataParallel (FSDP1). Default: null."""
+    zero: ZeroSection | None = None
+    """DeepSpeed's ZeRO. Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""
