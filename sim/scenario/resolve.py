@@ -117,7 +117,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     model = _model(document, sections)
     if precision and isinstance(model, ModelConfig):
         section: ModelSection = sections.get("model")
-        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters)
+        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters, precision.compute)
         if section.input_gradients is None and checkpoint and model.implementation == "transformers":
             model = replace(model, input_gradients=True)
         check_trained(document, model, sections.get("mode") or "train")
