@@ -36,8 +36,8 @@ OTHER_OPTIMIZER = r"\bsgd\b|\blomo\b|8-?bit|4-?bit|\bmuon\b|adafactor|\blion\b|p
 ADAPTERS = r"q?lora|adapter"
 INSIDE = (
     (r"selective_attention|core_attn", "core_attention"),
-    (r"recompute-ffn|selective_op \(MLP\)|(?<![a-z_])mlp(?![a-z_])", "mlp"),
-    (r"(?<![a-z_])moe(?![a-z_])", "moe"),
+    (r"recompute-ffn|selective_op \(MLP\)|module mlp\b", "mlp"),
+    (r"module moe\b", "moe"),
     (r"shared_experts", "shared_experts"),
 )
 DISCARDED = (
@@ -199,7 +199,8 @@ def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
 def recomputed(facts: Facts) -> str:
     """The row's label of recomputation, with Megatron's modules where the notes name them."""
     modules = re.search(r"modules=(?!none)([\w+]+)", facts.text.get("notes", ""))
-    return facts.text.get("recompute", "") + (f" {modules[1]}" if modules else "")
+    named = modules[1].split("+") if modules else []
+    return " ".join([facts.text.get("recompute", ""), *(f"module {name}" for name in named)])
 
 
 def _schedule(facts: Facts) -> str:
