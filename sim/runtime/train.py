@@ -34,7 +34,7 @@ from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.unwinding import unwind
-from sim.runtime.wrap import apply_fsdp, apply_offload, mark_repeats
+from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
@@ -113,6 +113,8 @@ class TrainingRun:
         for number, model in enumerate(self.models):
             blocks = list(layers_of(model))
             outer = apply_checkpoint(tape, model, setup.checkpoint)
+            if setup.compile is not None:
+                outer = apply_compile(tape, model)
             if setup.fsdp is not None:
                 communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
