@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -207,7 +206,9 @@ def test_compiled_rows_with_offload_are_played_in_eager_mode() -> None:
         ({"model_name": "Qwen3-30B-A3B"}, "experts"),
         ({"model_name": "ViT 24L"}, "no decoder"),
         ({"model_name": "Llama 8B LoRA"}, "adapters"),
-        ({"notes": "paged 8-bit Adam"}, "optimizer other than AdamW"),
+        ({"notes": "paged 8-bit Adam"}, "an optimizer that is not modelled"),
+        ({"notes": "SGD"}, "SGD or AdamW in 8 bit"),
+        ({"notes": "finetune_adapter_v2"}, "LLaMA-Adapter"),
         ({"recompute": "partial: memory budget 0.5"}, "by a memory budget"),
         ({"layers": "twelve"}, "layers twelve is no plain number"),
         ({"seq_len": "<=4096"}, "seq_len <=4096 is no plain number"),
@@ -351,38 +352,44 @@ def test_a_row_of_vtrain_is_read_by_its_own_columns() -> None:
     assert software_of(facts).name == "Megatron-DeepSpeed"
 
 
-# Experts
+@pytest.mark.parametrize(
+    ("changes", "section"),
+    [
+        ({"model_name": "Llama3 8B LoRA r16 all *_proj"}, {"rank": 16, "targets": ["all"], "dtype": "bf16"}),
+        ({"notes": "finetune_lora; trainable 4,194,304"}, {"rank": 8, "targets": ["q", "v"], "dtype": "bf16"}),
+        (
+            {"source": "torchtune README", "notes": "finetune method=LoRA"},
+            {"rank": 8, "targets": ["q", "v", "o", "mlp"], "dtype": "bf16"},
+        ),
+        (
+            {"notes": "finetune_lora", "precision": "bf16-true + bnb.nf4"},
+            {"rank": 8, "targets": ["q", "v"], "dtype": "bf16", "base": "nf4", "double_quantization": False},
+        ),
+    ],
+)
+def test_adapters_of_a_row(changes: dict[str, str], section: dict[str, Any]) -> None:
+    model = document(**changes)["model"]
+    assert model["lora"] == section
+    assert (model["implementation"] == "transformers") == ("base" in section)
 
-EXPERTS = {
-    "source": "SimuMax (Megatron-LM)", "model_name": "Mixtral 8x7b", "gpu": "H100", "num_gpus": "8", "dp": "4", "tp": "2",
-    "layers": "", "hidden": "", "ffn_hidden": "", "heads": "", "kv_heads": "", "vocab": "", "seq_len": "4096",
-    "mlp_type": "", "micro_batch": "1", "global_batch": "4", "precision": "bf16", "fsdp_or_zero": "zero1",
-    "notes": "EP8; recompute modules=moe_act+layernorm",
-}  # fmt: skip
 
-
-def test_experts_come_with_the_name_and_their_ranks_with_the_notes() -> None:
-    """Eight ranks for experts do not go evenly into 4 x 2 with two per expert, so that one holds an expert."""
-    scenario = document(**EXPERTS)
-    assert scenario["model"]["preset"] == "mixtral-8x7b" and scenario["model"]["implementation"] == "megatron"
-    assert scenario["parallel"]["expert"] == {"degree": 8, "tensor": 1}
-    assert scenario["parallel"]["tensor"] == {"degree": 2, "sequence_parallel": True}
-    assert scenario["checkpoint"]["discard"] == ["norm", "activation"]
-
-
-def test_experts_of_an_argument_list() -> None:
-    arguments = {
-        "moe-router-score-function": "sigmoid", "moe-router-enable-expert-bias": True, "moe-router-topk": 8,
-        "moe-layer-freq": "([0]*3+[1]*11)", "moe-shared-expert-intermediate-size": 2048, "kv-lora-rank": 512,
-        "q-lora-rank": 1536, "moe-permute-fusion": True, "moe-router-dtype": "fp32",
+def test_optimizers_of_a_row() -> None:
+    assert "name" not in document(notes="AdamW")["optimizer"]
+    assert document(notes="bnb 8-bit")["optimizer"]["name"] == "adamw-8bit"
+    lomo = document(notes="LOMO (fused update)")
+    assert lomo["optimizer"] | {"variant": "", "zero_grad": ""} == {
+        "name": "sgd", "in_backward": True, "clip_norm": None, "variant": "", "zero_grad": "",
     }  # fmt: skip
-    printed = {"experts": "64", "moe_topk": "8", "moe_ffn_hidden": "2048", "ep": "8", "etp": "1", "mla": "yes"}
-    scenario = document(**EXPERTS | printed | {"args_json": json.dumps(arguments)})
-    experts = scenario["model"]["experts"]
-    assert (experts["count"], experts["top_k"], experts["ffn_hidden"], experts["dense_layers"]) == (64, 8, 2048, 3)
-    assert experts["selection_bias"] and experts["shared_ffn_hidden"] == 2048
-    assert scenario["model"]["latent"]["q_rank"] == 1536
+    assert lomo["precision"]["parameters"] == "bf16"
 
 
-def test_experts_that_nobody_describes_are_said() -> None:
-    assert "the experts' number and shape are not printed" in reason(model_name="Kimi K2")
+def test_where_samples_vary_the_longest_makes_the_memory_and_no_time_is_compared() -> None:
+    notes = "variable-length samples, memory peak is set by the longest sample (1304 tokens) and time by the mean"
+    facts = facts_of(row(seq_len="", notes=notes))
+    assert facts.seq_len == 1304 and facts.tokens_per_s_per_gpu is None
+
+
+def test_torchtune_recomputes_and_chunks_its_loss_by_recipe() -> None:
+    model = document(source="torchtune README", recompute="", num_gpus="1", dp="1", fsdp_or_zero="none")
+    assert model["checkpoint"] == {"every": 1}
+    assert model["model"]["loss_chunks"] == 8
