@@ -245,9 +245,9 @@ def compute(name: str, shape: Shape, dtype: str, *inputs: Tensor) -> Tensor:
     return call("compute", name, shape, dtype, inputs)
 
 
-def cumsum(x: Tensor) -> Tensor:
-    """bool or integer x.cumsum(-1), as int64."""
-    return call("cumsum", x)
+def cumsum(x: Tensor, dtype: str = "int64") -> Tensor:
+    """bool or integer x.cumsum(-1, dtype=dtype)."""
+    return call("cumsum", x, dtype)
 
 
 def read_on_host() -> None:
@@ -364,3 +364,24 @@ def weighted_swiglu(x: Tensor, weights: Tensor) -> Tensor:
 def with_auxiliary_loss(x: Tensor, loss: Tensor) -> Tensor:
     """x, whose backward starts that of a scalar loss too."""
     return call("with_auxiliary_loss", x, loss)
+
+
+def divide_in_place(x: Tensor, other: Tensor) -> Tensor:
+    """x /= other."""
+    return call("divide_in_place", x, other)
+
+
+def sort(x: Tensor) -> tuple[Tensor, Tensor]:
+    """torch.sort of whole numbers [N]: values and places."""
+    values, places = call_tuple("sort", x)
+    return values, places
+
+
+def index_rows(x: Tensor, indices: Tensor) -> Tensor:
+    """x[indices]: rows of x."""
+    return call("index_rows", x, indices)
+
+
+def grouped_mm(x: Tensor, weight: Parameter, offsets: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
+    """Rows of x [N, in] times the transposed weights [E, out, in] of their experts; `groups`: (experts, rows of each)."""
+    return call("grouped_mm", x, weight.tensor, offsets, groups)
