@@ -45,7 +45,9 @@ def experts_of_config(data: Mapping[str, Any]) -> tuple[Fields, list[str]]:
     if wrong:
         return {}, wrong
     fields: Fields = {"experts": experts}
-    if model_type == "qwen2_moe":
+    if model_type == "mixtral":
+        experts["weights_dtype"] = "fp32"
+    elif model_type == "qwen2_moe":
         experts |= {"shared_ffn_hidden": data.get("shared_expert_intermediate_size", 5632), "shared_gate": True}
         experts["scores_first"] = not data.get("norm_topk_prob", False)
         fields["qkv_bias"] = data.get("qkv_bias", True)
