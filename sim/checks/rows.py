@@ -233,8 +233,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["keep_logits"] = software.keep_logits
     if section["implementation"] == "megatron" and (facts.cp > 1 or facts.says("attention", "flash")):
         section["attention"] = "sdpa"  # context parallelism is Transformer Engine's
-    elif facts.says("attention", "^standard") and section["implementation"] != "megatron" and family != "t5":
-        section["attention"] = "math"
+    elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
+        section["attention"] = "unfused" if family == "t5" else "math"
     return section
 
 
