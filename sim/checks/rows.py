@@ -11,18 +11,23 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, REPLICATED, compiled, left_out, missing, sections
+from sim.checks.features import PARTS, REPLICATED, compiled, left_out, missing, recomputed, sections
 from sim.checks.software import Software, software_of
+from sim.checks.training import is_four_bit
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
-from sim.model.catalogue import implementations_of, preset_names, preset_shapes
+from sim.model.catalogue import implementations_of, preset_shapes
+from sim.model.config import Family
 
 Sections = dict[str, Any]
 
 SELECTIVE = ["attention", "every_second_matmul"]
-GENERIC_PRESET = {"llama": "llama-2-7b", "gpt": "gpt2-small"}
-DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200}
+GENERIC_PRESET = {"llama": "llama-2-7b", "gpt": "gpt2-small", "bert": "bert-large", "t5": "t5-base"}
+FAMILIES: dict[str, Family] = {"llama": "llama", "gpt": "gpt", "bert": "bert", "t5": "t5"}
+DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200, "bert": 30522, "t5": 30622}
+"""Where a row prints none. BERT: its words; T5 in Megatron: those and 100 sentinels."""
 
 GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"gh200", "gh200-96gb", None),
@@ -134,6 +139,9 @@ def unprinted(facts: Facts) -> list[str]:
     if gpu_of(facts)[0] == "":
         label = facts.text.get("gpu", "")
         reasons.append(f"GPU {label} is not in the catalogue" if label else "gpu is not printed")
+    reasons += unprinted_experts(facts)
+    if family_of(facts) == "t5" and facts.target_len is None:
+        reasons.append("the decoder's tokens per sequence are not printed")
     if family_of(facts) is None and not missing(facts):
         reasons.append("neither mlp_type nor model_name tells a Llama-like from a GPT-like model")
     if (
@@ -162,21 +170,18 @@ def gpu_of(facts: Facts) -> tuple[str, str | None]:
 
 
 def family_of(facts: Facts) -> str | None:
-    """llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    """bert and t5 by name; llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    if facts.says("model_name", r"\bbert\b"):
+        return "bert"
+    if facts.says("model_name", r"\bt5\b"):
+        return "t5"
     if facts.says("mlp_type", "swiglu|silu|gated"):
         return "llama"
     if facts.says("mlp_type", "gelu"):
         return "gpt"
-    if facts.says("model_name", "llama|qwen|mistral|olmo"):
+    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight"):
         return "llama"
     return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
-
-
-def preset_of(facts: Facts) -> str | None:
-    """The preset whose name the model's name begins with, letters and digits compared only."""
-    name = re.sub(r"[^a-z0-9]", "", facts.text.get("model_name", "").lower())
-    matches = [preset for preset in preset_names() if name.startswith(re.sub(r"[^a-z0-9]", "", preset))]
-    return max(matches, key=len, default=None)
 
 
 def model(facts: Facts, family: str, software: Software, assumptions: list[str]) -> Sections:
@@ -192,13 +197,16 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
             section["vocab"] = DEFAULT_VOCAB[family]
             assumptions.append(f"vocabulary {DEFAULT_VOCAB[family]}")
         if facts.ffn_hidden is None and facts.hidden is not None:
-            section["ffn_hidden"] = 4 * facts.hidden if family == "gpt" else -(-facts.hidden * 8 // 3 // 256) * 256
+            section["ffn_hidden"] = 4 * facts.hidden if family != "llama" else -(-facts.hidden * 8 // 3 // 256) * 256
             assumptions.append(f"ffn_hidden {section['ffn_hidden']}")
-    section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
-    if family == "gpt":
-        section["max_positions"] = facts.seq_len
+    if family == "t5" and facts.hidden is not None and facts.heads is not None:
+        section |= {"decoder_layers": facts.decoder_layers or facts.layers, "head_dim": facts.hidden // facts.heads}
+    section["max_positions"] = facts.seq_len
+    if family == "llama":
+        section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
     code = software.llama if family == "llama" else software.gpt
-    known = implementations_of("llama" if family == "llama" else "gpt")
+    experts: Sections = {"experts": {}} if has_experts(facts) else {}
+    known = implementations_of(FAMILIES[family], experts)
     section["implementation"] = code if code in known else known[0]
     if code not in known:
         assumptions.append(f"{known[0]}'s code stands for {code}'s")
@@ -214,12 +222,15 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = software.norm
     if software.logits is not None:
         section["logits"] = software.logits
+    chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
+    if chunks_loss and (facts.dp == 1 or facts.says("fsdp_or_zero", "fsdp-?2")):
+        section |= {"loss_chunks": software.loss_chunks, "loss_chunking": "projection"}
     if software.keep_logits is not None:
         section["keep_logits"] = software.keep_logits
     if section["implementation"] == "megatron" and (facts.cp > 1 or facts.says("attention", "flash")):
         section["attention"] = "sdpa"  # context parallelism is Transformer Engine's
     elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
-        section["attention"] = "math"
+        section["attention"] = "unfused" if family == "t5" else "math"
     return section
 
 
@@ -228,11 +239,19 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
+FABRICS = {"gb200-186gb": 72}
+"""GPUs that one NVLink fabric joins, where it joins several nodes (NVL72): what a group inside it sees as one node."""
+
+
 def cluster(facts: Facts, gpu: Gpu) -> Sections:
     """Nodes of the usual size for this GPU, or as the notes print them ("2 nodes x 4 GPUs")."""
     gpus = facts.num_gpus or 1
     printed = re.search(r"(\d+) nodes? x (\d+) GPUs", facts.text.get("notes", ""))
-    per_node = int(printed[2]) if printed and int(printed[1]) * int(printed[2]) == gpus else gcd(gpus, gpu.node.gpus)
+    per_node = gcd(gpus, gpu.node.gpus)
+    if printed and int(printed[1]) * int(printed[2]) == gpus:
+        per_node = int(printed[2])
+    elif gpu.name in FABRICS:
+        per_node = max(size for size in range(1, FABRICS[gpu.name] + 1) if gpus % size == 0)
     section: Sections = {"gpu": gpu.name, "gpus_per_node": per_node, "nodes": gpus // per_node}
     usable = gpu_of(facts)[1]
     network = re.search(r"(\d+)x ?(\d+) ?Gb\b[^,;]* NIC", facts.text.get("gpu", ""))
@@ -256,7 +275,8 @@ def batch(facts: Facts, assumptions: list[str]) -> Sections:
             raise NotExpressible(f"global_batch {total} is no multiple of micro_batch {micro} x dp {dp}")
     elif total is None:
         assumptions.append("no gradient accumulation")
-    return {"micro_batch": micro, "seq_len": facts.seq_len, "accumulation": accumulation}
+    lengths = {"seq_len": facts.seq_len} | ({"target_len": facts.target_len} if facts.target_len else {})
+    return {"micro_batch": micro, **lengths, "accumulation": accumulation}
 
 
 def parallel(facts: Facts, software: Software, assumptions: list[str]) -> Sections:
@@ -305,10 +325,13 @@ def precision(facts: Facts, gpu: Gpu, software: Software, assumptions: list[str]
 
 def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sections | None:
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
-    label = facts.text.get("recompute", "").lower()
+    label = recomputed(facts).lower()
     stop: Sections = {} if software.early_stop else {"early_stop": False}
     if software.reentrant and not re.search(PARTS, label):
         stop = {"reentrant": True}
+    if not label and software.recompute:
+        label = software.recompute
+        assumptions.append(f"recompute {label}, the software's own")
     if not label:
         assumptions.append("recompute is not printed, none assumed")
     if not label or re.match(r"none|no\b|off|false", label):

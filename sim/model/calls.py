@@ -29,7 +29,7 @@ class Interpreter(Protocol):
     def leave(self, token: int) -> None:
         """The module's forward ends, also by an exception."""
 
-    def computing_loss(self, logits: Tensor) -> AbstractContextManager[None]:
+    def computing_loss(self, *logits: Tensor) -> AbstractContextManager[None]:
         """What runs inside belongs to the loss, not to the network; so do the logits."""
 
     def enable_grad(self) -> AbstractContextManager[None]:
@@ -99,6 +99,10 @@ class Tensor:
 
     def transpose(self, a: int, b: int) -> Tensor:
         return call("transpose", self, a, b)
+
+    def permute(self, *order: int) -> Tensor:
+        """Dimensions in another order: a view."""
+        return call("permute_dimensions", self, order)
 
     def unsqueeze(self, dim: int) -> Tensor:
         return call("unsqueeze", self, dim)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sim.model import functional as F
 from sim.model.calls import Shape, Tensor, active
 from sim.model.chunked_loss import backward_per_chunk, loss_per_chunk
 from sim.model.config import ModelConfig
 from sim.model.module import Module, ModuleList, Parameter
+
+InputShape = tuple[Shape, str]
+"""Shape and dtype of what the data loader puts on the device."""
 
 
 class Linear(Module):
@@ -66,9 +69,16 @@ class LanguageModel(Module):
         """What a stage before the last hands on, [B, S, H]: a call of the module, with its hooks."""
         return self(tokens)
 
-    def input_shapes(self, sequences: int, seq_len: int) -> tuple[Shape, Shape]:
-        """Token ids and targets of a micro-batch."""
-        return (sequences, seq_len), (sequences, seq_len)
+    def stacks(self) -> tuple[ModuleList, ...]:
+        """The repeated blocks: one stack of them, or several that run one after another."""
+        return (self.layers,)
+
+    def begin_checkpointing(self) -> None:
+        """Some blocks will be checkpointed (transformers' flag of that name)."""
+
+    def inputs(self, sequences: int, seq_len: int, target_len: int) -> tuple[InputShape, InputShape]:
+        """Token ids and targets of a micro-batch; `target_len` is of models that read targets beside the sequence."""
+        return ((sequences, seq_len), "int64"), ((sequences, seq_len), "int64")
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the training script calls: (loss, logits if it sees them). Here it computes the loss from the logits."""
@@ -86,17 +96,24 @@ class LanguageModel(Module):
         """Logits of hidden states."""
         raise NotImplementedError
 
+    def logits_of(self, hidden: Tensor) -> Any:
+        """What forward ends with: logits, or those of every chunk where the projection is chunked (torchtune)."""
+        if self.config.loss_chunks > 1 and self.config.loss_chunking == "projection":
+            return tuple(self.project(piece) for piece in hidden.chunk(self.config.loss_chunks))
+        return self.project(hidden)
+
     def _chunked_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, None]:
         chunks, kind = self.config.loss_chunks, self.config.loss_chunking
         if kind == "logits":
             logits = self(tokens)
             with active().computing_loss(logits):
                 return loss_per_chunk(logits.chunk(chunks), targets.chunk(chunks), self.loss), None
+        if kind == "projection":
+            parts: Any = self(tokens)
+            with active().computing_loss(*parts):
+                return loss_per_chunk(parts, targets.chunk(chunks), self.loss), None
         hidden = self.hidden_states(tokens)
         with active().computing_loss(hidden):
-            if kind == "projection":
-                parts = [self.project(piece) for piece in hidden.chunk(chunks)]
-                return loss_per_chunk(parts, targets.chunk(chunks), self.loss), None
             return backward_per_chunk(hidden, targets, chunks, self.project, self.loss), None
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -100,12 +100,13 @@ def efficient_backward_workspace(device: DeviceFacts, batch_heads: int, length: 
 def cub_radix_sort(n: int, vocab: int) -> int:
     """Temporary storage of cub's onesweep sort of n int64 keys below `vocab` with int64 values."""
     passes = ceil_div(vocab.bit_length(), 8)
-    return 2 * round_up(8 * n, 256) + 511 + 2048 * passes + 1024 * ceil_div(n, 4608)
+    second_buffers = 2 * round_up(8 * n, 256) if passes > 1 else 0
+    return second_buffers + 511 + 2048 * passes + 1024 * ceil_div(n, 4608)
 
 
-def cub_scan(n: int) -> int:
-    """Temporary storage of cub's exclusive scan (a fit to 8 sizes)."""
-    return round_up(16 * (32 + ceil_div(n, 896)), 256) + 511
+def cub_scan(n: int, item_bytes: int = 8) -> int:
+    """Temporary storage of cub's scan of int64 (a fit to 8 sizes), or of int32 (to 5 sizes up to 256)."""
+    return round_up(2 * item_bytes * (32 + ceil_div(n, 896)), 256) + 511
 
 
 def cub_unique(n: int) -> int:
