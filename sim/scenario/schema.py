@@ -270,7 +270,7 @@ class ParallelSection(Section):
     data: DataSection | None = None
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
     context: ContextSection | None = None
-    """Context parallelism, for implementation megatron. Default: null."""
+    """Context parallelism, for implementations megatron and torchtitan. Default: null."""
     expert: ExpertParallelSection | None = None
     """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None

@@ -11,6 +11,7 @@ from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, Lora, ModelConfig
 from sim.model.encoders import ENCODERS, OWN_FIELDS
+from sim.model.shard.context import ContextKind, ContextParallel
 from sim.scenario.setup import (
     Batch,
     Checkpoint,
@@ -112,6 +113,12 @@ def _llama(meta: dict[str, Any]) -> ModelConfig:
         frozen=_frozen(meta), loss_chunks=meta.get("chunks", 1), loss_chunking=meta.get("chunking", "backward"),
         lora=_lora(meta), input_gradients=meta.get("inputs_grad", False),
     )  # fmt: skip
+
+
+def _context(meta: dict[str, Any]) -> ContextParallel:
+    """torch's context_parallel around forward and backward; its ranks are among those of `world`."""
+    kind: ContextKind = "all-gather" if meta.get("rotate") == "all-gather" else "ring"
+    return ContextParallel(meta.get("cp", 1), kind)
 
 
 def _lora(meta: dict[str, Any]) -> Lora | None:
@@ -239,7 +246,7 @@ def _setup(
         ),
         mode=meta.get("mode", "train"),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
-        **families,
+        context=_context(meta), **families,
     )  # fmt: skip
 
 
