@@ -137,6 +137,7 @@ FEATURES = (
         path="offload.states",
         needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
     ),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: {}),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -155,6 +156,11 @@ FEATURES = (
         needed=lambda f: f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)"),
     ),
 )
+
+
+def compiled(facts: Facts) -> bool:
+    """With offload, compiled blocks are played in eager mode."""
+    return facts.says("compile", "^yes") and not _offload(facts)
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.compile_section import CompileSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
 from sim.scenario.families import DdpSection, Fsdp1Section, ZeroSection
@@ -336,6 +337,7 @@ class StrategySection(Section):
     checkpoint: Any = None
     mode: Any = None
     offload: Any = None
+    compile: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -362,6 +364,8 @@ class ScenarioFile(Section):
     mode: Mode = "train"
     """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
     torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
+    compile: CompileSection | None = None
+    """torch.compile of every strategy that does not say otherwise. Default: null, eager mode."""
     offload: OffloadSection | None = None
     """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""

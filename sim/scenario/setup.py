@@ -97,6 +97,11 @@ class Checkpoint(Region):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """torch.compile of each block by Inductor, checkpointing inside, FSDP outside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
     """Saved tensors that wait for backward in host memory.
 
@@ -277,6 +282,7 @@ class Setup:
     """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
     without no_grad, so that a graph is built that nobody walks back."""
     offload: Offload | None = None
+    compile: Compile | None = None
     pipeline: Pipeline | None = None
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""

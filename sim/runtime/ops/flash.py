@@ -79,12 +79,12 @@ class Flash(Op):
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         k, q, v, _lse, out, _rng, _unused = saved
-        return flash_backward(tape, first(gradients), q, k, v, out, node.attributes[1])
+        return [*flash_backward(tape, first(gradients), q, k, v, out, node.attributes[1])]
 
 
 def flash_backward(
     tape: Tape, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, causal: bool
-) -> Gradients:
+) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the workspaces while the kernel runs."""
     batch, heads, length, head_dim = q.shape
     plain_gradient = None if token_major(gradient) else tape.copy(gradient)
@@ -105,4 +105,4 @@ def flash_backward(
         for _ in range(2):
             tape.recorder.memory_bound("aten::sum", "reduce", q.bytes + k.bytes)
     del accumulators, plain_out, plain_gradient
-    return [dq, dk, dv]
+    return dq, dk, dv

@@ -105,7 +105,7 @@ class RingFlash(Op):
                 next_kv = _joined(tape, key, value)
                 keys.exchange(next_kv)
             seen, values = (_half(key), _half(value)) if step else (key, value)
-            made = [g for g in flash_backward(tape, gradient, q, seen, values, out, causal=not step) if g is not None]
+            made = flash_backward(tape, gradient, q, seen, values, out, causal=not step)
             if step:
                 next_sums = sums.next_buffer()
                 dk, dv = _two(next_sums, dk, dv)
