@@ -369,7 +369,8 @@ class ScenarioFile(Section):
     offload: OffloadSection | None = None
     """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""
-    """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
+    """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults. off: tensors' bytes
+    are counted without an allocator, for very large runs; reserved bytes are then taken as allocated ones (assumed)."""
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
     """Name of the cost profile. Default: the one of the GPU."""
