@@ -19,7 +19,7 @@ from sim.model.quantized import Nf4Weight
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
-from sim.runtime.context_buffers import ContextBuffers
+from sim.runtime.context_buffers import TorchContext
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients, Replicas
 from sim.runtime.main_optimizer import MainOptimizer
@@ -101,9 +101,8 @@ class TrainingRun:
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
-        self.cuts_sequences = setup.context.degree > 1 and self.config.implementation == "torchtitan"
-        """Whole sequences are loaded, and cut by torch's context_parallel."""
-        self.context: ContextBuffers | None = None
+        cuts = setup.context.degree > 1 and self.config.implementation == "torchtitan"
+        self.context = TorchContext(self.tape, setup.context) if cuts else None
         self.family = make_family(self.tape, setup)
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
@@ -246,14 +245,16 @@ class TrainingRun:
             if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
             self._set_gradient_sync(micro_batch == accumulation - 1)
-            self._enter_context()
+            if self.context is not None:
+                self.context.enter(self)
             self._forward()
             mark(f"s{number}.fwd{micro_batch}")
             assert self.loss is not None
             if self.trains:
                 self.tape.backward(self.loss)
                 mark(f"s{number}.bwd{micro_batch}")
-            self._leave_context()
+            if self.context is not None:
+                self.context.leave(self)
             self.logits = None
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
@@ -317,31 +318,12 @@ class TrainingRun:
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
         sequences = micro_batches * self.setup.batch.micro_batch
-        length = self.setup.batch.seq_len if self.cuts_sequences else self.setup.local_tokens
+        length = self.setup.local_tokens if self.context is None else self.setup.batch.seq_len
         tokens, targets = self.model.input_shapes(sequences, length)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(tokens, "int64")
             self.targets = self.tape.empty(targets, "int64")
-
-    def _enter_context(self) -> None:
-        """context_parallel(buffers=[tokens, targets, rope]) around forward and backward."""
-        model = self.model
-        if not self.cuts_sequences or not isinstance(model, TitanLlama):
-            return
-        whole = (Tensor.of(x) for x in (self.tokens, self.targets, model.rope) if x is not None)
-        with self.tape.phase(Phase.DATA, Owner.OTHER):
-            self.context = ContextBuffers(self.tape, self.setup.context.degree, *whole)
-        self.tokens, self.targets, model.rope = self.context.tokens, self.context.targets, self.context.rope
-        self.tape.context = self.setup.context
-
-    def _leave_context(self) -> None:
-        if self.context is None or not isinstance(self.model, TitanLlama):
-            return
-        with self.tape.phase(Phase.DATA, Owner.OTHER):
-            self.context.leave()
-        self.model.rope = self.context.whole_rope
-        self.context = self.tape.context = None
 
     def _norm_is_summed(self) -> None:
         """A pipeline's stages add up their squared norms here."""
