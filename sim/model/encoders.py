@@ -29,6 +29,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "qkv_bias": (False,),
     "qk_norm": (False,),
     "bias_gelu_fusion": (False,),
+    "swiglu_fusion": (False,),
     "bias_dropout_fusion": (False,),
     "logits": ("keep_dtype",),
     "loss_chunks": (1,),

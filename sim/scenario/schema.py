@@ -126,6 +126,8 @@ class ModelSection(EncoderFields):
     Megatron's own and transformers' "eager"."""
     bias_gelu_fusion: bool | None = None
     """megatron: gelu(x + bias) in one kernel. Default: true there."""
+    swiglu_fusion: bool | None = None
+    """megatron, Llama-like models: silu(gate) * value in one kernel. Default: true there."""
     bias_dropout_fusion: bool | None = None
     """megatron: residual + dropout(x + bias) in one kernel. Default: true there."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
