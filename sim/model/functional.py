@@ -60,6 +60,10 @@ def gelu(x: Tensor) -> Tensor:
     return call("gelu", x)
 
 
+def relu(x: Tensor) -> Tensor:
+    return call("relu", x)
+
+
 def tanh(x: Tensor) -> Tensor:
     return call("tanh", x)
 
@@ -169,9 +173,29 @@ def attention(
     return call("attention", q, k, v, dropout_p, kernel, causal)
 
 
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: float) -> Tensor:
+    """scaled_dot_product_attention over [B, heads, S, D] with a bias [1, heads, Q, K] on its scores."""
+    return call("biased_attention", q, k, v, bias, dropout_p)
+
+
+def where(condition: Tensor, x: Tensor) -> Tensor:
+    """torch.where(condition, x, number)."""
+    return call("where", condition, x)
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """torch.matmul of [B, heads, m, k] and [B, heads, k, n]."""
     return call("matmul", a, b)
+
+
+def patch_convolution(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+    """F.conv2d of x [B, C, I, I] with a kernel [H, C, P, P] and stride P."""
+    return call("patch_convolution", x, weight.tensor, bias.tensor)
+
+
+def cat(parts: tuple[Tensor, ...], dim: int) -> Tensor:
+    """torch.cat(parts, dim)."""
+    return call("cat", parts, dim)
 
 
 def cat_last(parts: tuple[Tensor, ...]) -> Tensor:
@@ -243,6 +267,16 @@ def global_buffer(elements: int, dtype: str) -> None:
 def compute(name: str, shape: Shape, dtype: str, *inputs: Tensor) -> Tensor:
     """An operator on data that needs no gradient (ids, positions): one output, one kernel that reads `inputs`."""
     return call("compute", name, shape, dtype, inputs)
+
+
+def run_in_place(name: str, x: Tensor) -> None:
+    """An operator that writes into x, which needs no gradient."""
+    call("run_in_place", name, x)
+
+
+def zeros(shape: Shape, dtype: str, requires_grad: bool = False) -> Tensor:
+    """torch.zeros, a leaf of the graph where it requires a gradient."""
+    return call("zeros", shape, dtype, requires_grad)
 
 
 def cumsum(x: Tensor) -> Tensor:
