@@ -135,8 +135,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
         check_megatron_parallel(document, parallel, model, batch)
-        compute = precision.compute if precision else "bf16"
-        check_context(document, parallel, model, batch.seq_len if batch else None, compute)
+        seq_len = batch.seq_len if batch else None
+        check_context(document, parallel, model, seq_len, precision.compute if precision else "bf16")
         if model:
             check_experts(document, parallel, model)
         check_families(document, parallel, model, sections)
