@@ -19,7 +19,6 @@ from sim.model.quantized import Nf4Weight
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
-from sim.runtime.context_buffers import TorchContext
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients, Replicas
 from sim.runtime.main_optimizer import MainOptimizer
@@ -34,6 +33,7 @@ from sim.runtime.sharding.families import make_family
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
+from sim.runtime.torch_context import TorchContext
 from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
