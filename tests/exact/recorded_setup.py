@@ -11,8 +11,8 @@ from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, Lora, ModelConfig
 from sim.model.encoders import ENCODERS, OWN_FIELDS
-from sim.model.shard.context import ContextKind, ContextParallel
 from sim.model.experts import Experts
+from sim.model.shard.context import ContextKind, ContextParallel
 from sim.scenario.setup import (
     Batch,
     Checkpoint,
