@@ -11,7 +11,6 @@ from sim.interop.given import Raw
 from sim.interop.options import Options
 from sim.interop.script import needs, put_script
 from sim.interop.table import load_table
-from sim.scenario import is_field
 
 ADAMS = ("adam", "adamw", "fusedadam", "deepspeedcpuadam")
 CPU, NVME = "cpu", "nvme"
@@ -38,7 +37,12 @@ def import_deepspeed(path: Path, text: str, options: Options) -> Imported:
     elif kind not in ADAMS:
         draft.cannot("optimizer.type", "another optimizer than Adam")
     draft.use("optimizer.type", "optimizer.name: adamw")
-    if "gradient_clipping" in auto:
+    if "offload" in draft.document.data.get("optimizer", {}):
+        if draft.get("gradient_clipping") or "gradient_clipping" in auto:
+            draft.assume("optimizer.clip_norm", "null: an optimizer on the CPU is played without clipping")
+        draft.use("gradient_clipping", "not played beside an optimizer on the CPU")
+        draft.put("optimizer.clip_norm", None, note="gradients leave before their norm is known")
+    elif "gradient_clipping" in auto:
         usual = table.facts["auto"]["gradient_clipping"]
         draft.put("optimizer.clip_norm", usual, note='gradient_clipping "auto": max_grad_norm of transformers')
     else:
@@ -91,13 +95,16 @@ def put_sharding(
     if both:
         draft.put("parallel.fsdp.cpu_offload", True, optimizer_name, parameter_name)
         return
-    for name, device, path in ((optimizer_name, optimizer, "offload.optimizer"), (parameter_name, parameters, "")):
+    for name, device, what in (
+        (optimizer_name, optimizer, "optimizer states"),
+        (parameter_name, parameters, "parameters"),
+    ):
         if device in ("none", "false"):
             draft.use(name, "stays on the GPU")
-        elif device == CPU and path and is_field(path):
-            draft.put(path, True, name)
+        elif device == CPU and name == optimizer_name and gpus == 1 and parameters != CPU:
+            draft.put("optimizer.offload", "states", name)
         elif device in (CPU, NVME):
-            draft.cannot(name, f"{'parameters' if not path else 'optimizer states'} on {device.upper()}, the rest not")
+            draft.cannot(name, f"{what} on {device.upper()}, the rest not")
         else:
             draft.problem(name, f"{device}: none, cpu or nvme is expected")
 

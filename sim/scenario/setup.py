@@ -49,6 +49,8 @@ class Optimizer:
     master_weights: bool = False
     """fp32 copies of 16-bit parameters are what is stepped (Megatron, apex O2)."""
     in_backward: bool = False
+    offload: Literal["states", "gradients"] | None = None
+    """What of it is in host memory, where the CPU steps (torchao's CPUOffloadOptimizer)."""
     clip_norm: float | None = 1.0
     zero_grad: Literal["start", "end"] = "end"
 

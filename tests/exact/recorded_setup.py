@@ -212,6 +212,7 @@ def _setup(
             momentum=meta.get("momentum", 0.0),
             master_weights=meta.get("master", False),
             in_backward=meta.get("in_backward", False),
+            offload=meta.get("host_step"),
             clip_norm=1.0 if meta.get("clip") else None,
             zero_grad=zero,
         ),

@@ -32,6 +32,13 @@ def test_zero_3_with_offload_is_fsdp_with_cpu_offload(tmp_path: Path) -> None:
     assert Entry("zero_optimization.stage", 4, "parallel.fsdp.degree: 16") in found.account.used
 
 
+def test_zero_offload_of_one_gpu_keeps_the_parameters_there(tmp_path: Path) -> None:
+    text = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
+    setup = deepspeed(tmp_path, text, replace(LLAMA, gpus_per_node=1)).scenario.strategies[0]
+    assert setup.optimizer is not None
+    assert (setup.optimizer.offload, setup.optimizer.clip_norm, setup.fsdp) == ("states", None, None)
+
+
 @pytest.mark.parametrize(
     "batch, expected",
     [
