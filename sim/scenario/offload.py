@@ -37,6 +37,10 @@ class OffloadSection(Section):
     in_flight: Count | None = None
     """With side streams: tensors that may leave at a time; a further one makes compute wait for the oldest.
     Default: 5."""
+    release: Literal["events", "record_stream"] | None = None
+    """With side streams: how bytes that have left are freed. events: once compute has waited for the copy, so that
+    `in_flight` bounds what is on its way; record_stream: at once, and the allocator gives them away when it has seen the
+    copy end, without a bound. Default: events."""
     above: Bytes | None = None
     """With side streams: smaller tensors stay on the device, e.g. 1 MiB. Default: 1 KiB."""
 
@@ -65,9 +69,11 @@ def _check_offload_streams(document: Document, offload: OffloadSection) -> None:
         document.problem(("offload", "pinned"), "pageable copies hold up the host: side streams need pinned memory")
     if not offload.pinned and offload.pinned_pool and "pinned_pool" in offload.model_fields_set:
         document.problem(("offload", "pinned_pool"), "there is no pinned memory to keep: pinned is false")
-    for name in ("look_ahead", "in_flight", "above"):
+    for name in ("look_ahead", "in_flight", "above", "release"):
         if getattr(offload, name) is not None and not side:
             document.problem(("offload", name), "needs streams: side")
+    if offload.release == "record_stream" and offload.in_flight is not None:
+        document.problem(("offload", "in_flight"), "nothing waits for copies with release: record_stream")
 
 
 def offload_streams(offload: OffloadSection) -> Literal["compute", "side"]:
@@ -92,5 +98,6 @@ def resolve_offload(section: OffloadSection | None, layers: int) -> Offload | No
         streams=offload_streams(section),
         look_ahead=1 if section.look_ahead is None else section.look_ahead,
         in_flight=section.in_flight or 5,
+        release=section.release or "events",
         above_bytes=KEPT_BELOW_BYTES if section.above is None else section.above,
     )

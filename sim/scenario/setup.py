@@ -106,8 +106,9 @@ class Offload:
     "checkpoint_inputs" what checkpointed regions keep, "activations" saved tensors other than parameters and buffers.
     `layers`: which (None: the whole forward, loss and all). `streams`: copies run on the compute stream, as
     save_on_cpu's, or on side streams of their own. For side streams: `look_ahead` layers are fetched before backward
-    reaches them (0: each tensor when it is asked for), `in_flight` tensors leave at a time, tensors below `above_bytes`
-    stay. `pinned_pool`: pinned blocks are kept and used again, as PyTorch does; else every tensor is pinned anew.
+    reaches them (0: each tensor when it is asked for), tensors below `above_bytes` stay; with `release` "events"
+    `in_flight` tensors leave at a time, with "record_stream" as many as there are. `pinned_pool`: pinned blocks are kept
+    and used again, as PyTorch does; else every tensor is pinned anew.
     """
 
     what: Literal["saved_tensors", "checkpoint_inputs", "activations"]
@@ -117,6 +118,7 @@ class Offload:
     streams: Literal["compute", "side"] = "compute"
     look_ahead: int = 1
     in_flight: int = 5
+    release: Literal["events", "record_stream"] = "events"
     above_bytes: int = 0
 
 

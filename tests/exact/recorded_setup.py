@@ -69,7 +69,14 @@ STRATEGIES: Any = {
 
 
 def _offload(meta: dict[str, Any]) -> Offload | None:
-    """save_on_cpu around the whole forward, or around every block's call."""
+    """save_on_cpu around the whole forward, or around every block's call; activations on side streams."""
+    if "streamed" in meta:
+        last = meta["L"] - (meta["streamed"] == "all_but_last")
+        ahead, smallest = meta.get("ahead", 1), 1024
+        return Offload(
+            what="activations", layers=tuple(range(last)), streams="side", look_ahead=ahead, above_bytes=smallest,
+            release=meta.get("release", "record_stream"),
+        )  # fmt: skip
     if meta["ac"] == "offload":
         return Offload(what="saved_tensors")
     if meta["ac"] == "full_offload" or meta.get("block_offload"):
