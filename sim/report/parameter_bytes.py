@@ -24,12 +24,14 @@ def bytes_per_parameter(setup: Setup) -> dict[str, float]:
     costs: dict[str, float] = {f"{what} {stored}": item}
     if optimizer is None or setup.mode != "train":
         return costs
-    stepped = "fp32" if optimizer.master_weights else stored
+    masters = optimizer.master_weights or (setup.zero is not None and stored != "fp32")
+    stepped = "fp32" if masters else stored
+    gradients = stored if setup.zero is not None else stepped
     if not optimizer.in_backward:
-        costs[f"gradients {stepped}"] = ITEM_BYTES[stepped]
+        costs[f"gradients {gradients}"] = ITEM_BYTES[gradients]
     if setup.ddp is not None and not setup.ddp.gradient_as_bucket_view:
         costs[f"DDP's buckets {stepped}"] = ITEM_BYTES[stepped]
-    if optimizer.master_weights:
+    if masters:
         costs["master weights fp32"] = ITEM_BYTES[stepped]
     states = _states(optimizer, ITEM_BYTES[stepped])
     if states:

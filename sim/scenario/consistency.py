@@ -9,7 +9,7 @@ from sim.scenario.allocator.settings import AllocatorSettings
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
-from sim.scenario.families import Fsdp1Section
+from sim.scenario.families import Fsdp1Section, ZeroSection
 from sim.scenario.names import FRAMEWORKS, PROFILES
 from sim.scenario.schema import (
     BatchSection,
@@ -215,7 +215,7 @@ def check_under_pipeline(
 
 
 def check_precision(
-    document: Document, precision: PrecisionSection, fsdp: FsdpSection | Fsdp1Section | None, cluster: Cluster,
+    document: Document, precision: PrecisionSection, fsdp: FsdpSection | Fsdp1Section | ZeroSection | None, cluster: Cluster,
     model: AnyModel | None,
 ) -> None:  # fmt: skip
     """Something must cast: FSDP's policy, autocast, or parameters that already have the compute dtype."""
@@ -243,7 +243,7 @@ def check_allocator(document: Document, text: str, version: str) -> None:
 
 
 def _check_megatron_precision(
-    document: Document, precision: PrecisionSection, fsdp: FsdpSection | Fsdp1Section | None
+    document: Document, precision: PrecisionSection, fsdp: FsdpSection | Fsdp1Section | ZeroSection | None
 ) -> None:
     """Megatron's own layers run in 16 bit: its masked softmax knows no other dtype, and it does not use autocast."""
     computes_16_bit = precision.compute in ("bf16", "fp16")

@@ -1,10 +1,10 @@
-"""Families of sharding beside FSDP2, as sections of `parallel`: DDP, FSDP1."""
+"""Families of sharding beside FSDP2, as sections of `parallel`: DDP, FSDP1, ZeRO."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from sim.scenario.kinds import Bytes, Ranks
+from sim.scenario.kinds import Bytes, Count, Ranks
 from sim.scenario.section import Section
 
 
@@ -53,3 +53,18 @@ class Fsdp1Section(Section):
     (no_sync: gradients of whole blocks are kept in the compute dtype meanwhile)."""
     cast_forward_inputs: bool = False
     """Cast the inputs of wrapped blocks to the compute dtype. Default: false, as torch's MixedPrecision."""
+
+
+class ZeroSection(Section):
+    """DeepSpeed's ZeRO: 16-bit parameters, of which each rank steps a part in fp32 with its optimizer states.
+
+    `precision.parameters` is what the model computes in; `precision.reduce` its communication_data_type."""
+
+    degree: Ranks
+    """Ranks that share the states: the number of GPUs."""
+    stage: Literal[1, 2]
+    """1: optimizer states are shared; 2: gradients too."""
+    reduce_bucket_size: Count = 500_000_000
+    """Elements of a buffer in which gradients are collected and summed. Default: 500,000,000 (1 GB in 16 bit)."""
+    overlap_comm: bool = False
+    """Sum a full bucket beside backward, with two buffers. Default: false, as DeepSpeed for stages 1 and 2."""

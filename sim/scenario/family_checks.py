@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.document import Document
-from sim.scenario.schema import BatchSection, OptimizerSection, ParallelSection
+from sim.scenario.families import ZeroSection
+from sim.scenario.schema import BatchSection, OptimizerSection, ParallelSection, PrecisionSection
 from sim.scenario.sections import Sections
+from sim.scenario.setup import Zero
 
-FAMILIES = ("ddp", "fsdp1")
+FAMILIES = ("ddp", "fsdp1", "zero")
 """Fields of `parallel`."""
 OTHERS = ("fsdp", "data", "tensor", "context", "pipeline")
 
@@ -29,9 +31,11 @@ def check_families(
         document.problem(path, "implementation megatron has its own: parallel.data", show=False)
     elif model is not None and model.loss_chunks > 1:
         document.problem(("model", "loss_chunks"), f"a chunked loss is modelled on one GPU only, not under {family}")
-    elif family == "fsdp1" and model is not None and (model.frozen or model.lora):
+    elif model is not None and family != "ddp" and (model.frozen or model.lora):
         field = "frozen" if model.frozen else "lora"
-        document.problem(("model", field), "a flat parameter is trained whole: not modelled under fsdp1", show=False)
+        document.problem(
+            ("model", field), f"a flat parameter is trained whole: not modelled under {family}", show=False
+        )
     if parallel.fsdp1 is not None and parallel.fsdp1.strategy == "no_shard" and parallel.fsdp1.replicas > 1:
         document.problem((*path, "replicas"), "no_shard replicates over degree already: 1")
     if (sections.get("mode") or "train") != "train":
@@ -41,5 +45,26 @@ def check_families(
         if optimizer is not None and getattr(optimizer, name):
             document.problem(("optimizer", name), f"is modelled on one GPU only, not under {family}", show=False)
     batch: BatchSection | None = sections.get("batch")
-    if getattr(parallel, family).gradient_sync == "last" and batch is not None and batch.accumulation == 1:
+    if (
+        getattr(getattr(parallel, family), "gradient_sync", "every") == "last"
+        and batch is not None
+        and batch.accumulation == 1
+    ):
         document.warning((*path, "gradient_sync"), "has no effect: a step has one micro-batch")
+
+
+def check_zero_precision(document: Document, precision: PrecisionSection) -> None:
+    """DeepSpeed holds the model in the dtype that it computes in; fp32 copies are the optimizer's."""
+    if precision.parameters != precision.compute or precision.autocast:
+        advice = f"ZeRO's model is in the dtype of compute, its fp32 copy the optimizer's: {precision.compute}"
+        document.problem(("precision", "parameters"), advice)
+
+
+def resolve_zero(section: ZeroSection) -> Zero:
+    """The sizes that a section means."""
+    return Zero(
+        degree=section.degree,
+        stage=section.stage,
+        reduce_bucket=section.reduce_bucket_size,
+        overlap_comm=section.overlap_comm,
+    )

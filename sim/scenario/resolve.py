@@ -24,6 +24,8 @@ from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
+from sim.scenario.compile_section import CompileSection
+from sim.scenario.compiling import check_compile, resolve_compile
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
@@ -40,7 +42,7 @@ from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
 from sim.scenario.dump import dumped
 from sim.scenario.experts import check_experts, expert_mesh
-from sim.scenario.family_checks import check_families
+from sim.scenario.family_checks import check_families, check_zero_precision, resolve_zero
 from sim.scenario.load import OVERRIDES
 from sim.scenario.lora import check_trained, with_lora
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
@@ -117,7 +119,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     model = _model(document, sections)
     if precision and isinstance(model, ModelConfig):
         section: ModelSection = sections.get("model")
-        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters)
+        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters, precision.compute)
         if section.input_gradients is None and checkpoint and model.implementation == "transformers":
             model = replace(model, input_gradients=True)
         check_trained(document, model, sections.get("mode") or "train")
@@ -154,9 +156,14 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
-        check_offload(document, offload, checkpoint is not None, model)
+        check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
+    compiled: CompileSection | None = sections.get("compile")
+    if compiled is not None and model and sections.whole("checkpoint", "parallel"):
+        check_compile(document, model, cluster, precision, checkpoint, parallel, offload)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
-        check_precision(document, precision, fsdp or parallel.fsdp1, cluster, model)
+        if parallel.zero is not None:
+            check_zero_precision(document, precision)
+        check_precision(document, precision, fsdp or parallel.fsdp1 or parallel.zero, cluster, model)
     if sections.whole("torch", "allocator"):
         check_allocator(document, sections.get("allocator"), sections.get("torch"))
     if document.problems or not (model and cluster and batch and mesh and precision):
@@ -184,8 +191,10 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
+        zero=None if parallel.zero is None else resolve_zero(parallel.zero),
         fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
+        compile=resolve_compile(compiled),
     )
 
 
@@ -309,8 +318,8 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
     if (sharded := fsdp or parallel.fsdp1) is not None:
         dimensions += [("replicate", sharded.replicas)] if sharded.replicas > 1 else []
         dimensions.append(("fsdp", sharded.degree))
-    if parallel.ddp is not None:
-        dimensions.append(("dp", parallel.ddp.degree))
+    if (replicated := parallel.ddp or parallel.zero) is not None:
+        dimensions.append(("dp", replicated.degree))
     if data is not None and (data.degree > 1 or tensor is None):
         dimensions.append(("dp", data.degree))
     if parallel.context is not None:
@@ -331,7 +340,7 @@ def _mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Me
 def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precision:
     autocast = section.autocast
     if autocast is None:
-        alone = parallel.fsdp is None and parallel.fsdp1 is None
+        alone = parallel.fsdp is None and parallel.fsdp1 is None and parallel.zero is None
         autocast = alone and section.compute != section.parameters
     return Precision(parameters=section.parameters, compute=section.compute, reduce=section.reduce, autocast=autocast)
 

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.compile_section import CompileSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
-from sim.scenario.families import DdpSection, Fsdp1Section
+from sim.scenario.families import DdpSection, Fsdp1Section, ZeroSection
 from sim.scenario.kinds import (
     Bandwidth,
     Bytes,
@@ -262,6 +263,8 @@ class ParallelSection(Section):
     """DistributedDataParallel. Default: null."""
     fsdp1: Fsdp1Section | None = None
     """FullyShardedDataParallel (FSDP1). Default: null."""
+    zero: ZeroSection | None = None
+    """DeepSpeed's ZeRO. Default: null."""
     tensor: TensorSection | None = None
     """Tensor parallelism, for implementation megatron; with Megatron's training loop unless `fsdp` is given.
     Default: null."""
@@ -338,6 +341,7 @@ class StrategySection(Section):
     checkpoint: Any = None
     mode: Any = None
     offload: Any = None
+    compile: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -364,6 +368,8 @@ class ScenarioFile(Section):
     mode: Mode = "train"
     """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
     torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
+    compile: CompileSection | None = None
+    """torch.compile of every strategy that does not say otherwise. Default: null, eager mode."""
     offload: OffloadSection | None = None
     """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""

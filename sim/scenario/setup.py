@@ -99,11 +99,17 @@ class Checkpoint(Region):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """torch.compile of each block by Inductor, checkpointing inside, FSDP outside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
     """Saved tensors that wait for backward in host memory.
 
     `what`: "saved_tensors" is torch.autograd.graph.save_on_cpu (every saved tensor, weights and duplicates too),
-    "checkpoint_inputs" what checkpointed regions keep, "activations" saved tensors other than parameters and buffers.
+    "checkpoint_inputs" what checkpointed regions keep, "activations" saved tensors other than parameters and buffers,
+    "stage_activations" those of a micro-batch in a pipeline stage as one bundle, of whose bytes a `share` leaves.
     `layers`: which (None: the whole forward, loss and all). `streams`: copies run on the compute stream, as
     save_on_cpu's, or on side streams of their own. For side streams: `look_ahead` layers are fetched before backward
     reaches them (0: each tensor when it is asked for), tensors below `above_bytes` stay; with `release` "events"
@@ -111,7 +117,8 @@ class Offload:
     and used again, as PyTorch does; else every tensor is pinned anew.
     """
 
-    what: Literal["saved_tensors", "checkpoint_inputs", "activations"]
+    what: Literal["saved_tensors", "checkpoint_inputs", "activations", "stage_activations"]
+    share: float = 1.0
     layers: tuple[int, ...] | None = None
     pinned: bool = True
     pinned_pool: bool = True
@@ -228,6 +235,24 @@ class Fsdp1:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Zero:
+    """DeepSpeed's ZeRO. Sizes in elements. `overlap_comm` None: DeepSpeed's default, true for stage 3 only.
+
+    Of stage 3: `prefetch_bucket` elements are gathered ahead, at most `max_live` are gathered, parameters needed again
+    within `max_reuse_distance` stay, those below `persistence_threshold` always do.
+    """
+
+    degree: int
+    stage: Literal[1, 2, 3]
+    reduce_bucket: int = 500_000_000
+    overlap_comm: bool | None = None
+    prefetch_bucket: int = 50_000_000
+    persistence_threshold: int = 100_000
+    max_live: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The script's thread. `framework` names the host-cost profile; `sync`: where the loop waits for the GPU."""
 
@@ -261,6 +286,7 @@ class Setup:
     """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
     without no_grad, so that a graph is built that nobody walks back."""
     offload: Offload | None = None
+    compile: Compile | None = None
     pipeline: Pipeline | None = None
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""
@@ -274,6 +300,7 @@ class Setup:
     """Megatron's training loop; None: PyTorch's (one rank, or FSDP)."""
     ddp: Ddp | None = None
     fsdp1: Fsdp1 | None = None
+    zero: Zero | None = None
 
     @property
     def stages(self) -> int:
@@ -281,9 +308,9 @@ class Setup:
         return self.pipeline.degree if self.pipeline is not None else 1
 
     @property
-    def family(self) -> Ddp | Fsdp1 | None:
+    def family(self) -> Ddp | Fsdp1 | Zero | None:
         """The sharding family other than FSDP2 and Megatron's, if there is one."""
-        return self.ddp or self.fsdp1
+        return self.ddp or self.fsdp1 or self.zero
 
     @property
     def data_parallel(self) -> int:

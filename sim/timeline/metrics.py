@@ -76,7 +76,8 @@ def outside_bytes(setup: Setup) -> int:
     groups += (setup.tensor.degree > 1) + (setup.data is not None and setup.data.degree > 1)
     groups += (setup.stages > 1) + (setup.context.degree > 1)
     groups += (setup.expert.degree > 1) + (setup.expert.tensor > 1 and setup.expert.degree > 1)
-    groups += setup.ddp is not None and setup.ddp.degree > 1
+    replicated = setup.ddp or setup.zero
+    groups += replicated is not None and replicated.degree > 1
     return cluster.context_bytes + groups * cluster.communicator_bytes
 
 

@@ -11,7 +11,20 @@ from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, Lora, ModelConfig
 from sim.model.encoders import ENCODERS, OWN_FIELDS
-from sim.scenario.setup import Batch, Checkpoint, Ddp, Fsdp, Fsdp1, Host, Offload, Optimizer, Precision, Region, Setup
+from sim.scenario.setup import (
+    Batch,
+    Checkpoint,
+    Ddp,
+    Fsdp,
+    Fsdp1,
+    Host,
+    Offload,
+    Optimizer,
+    Precision,
+    Region,
+    Setup,
+    Zero,
+)
 
 FAMILIES: dict[str, Family] = {"gpt2": "gpt", "megatron": "gpt", "bert": "bert"}
 """By transformers' model type; all others are Llama-like."""
@@ -35,7 +48,7 @@ def llama_setup(meta: dict[str, Any]) -> Setup:
         precision=precision,
         checkpoint=_checkpoint(meta),
         fsdp=_fsdp(meta, mixed) if meta["world"] and "family" not in meta else None,
-        zero=meta["zero"],
+        zero_grad=meta["zero"],
         offload=_offload(meta),
         **_families(meta),
     )
@@ -59,9 +72,18 @@ def _families(meta: dict[str, Any]) -> dict[str, Any]:
             gradient_sync="every" if meta["sync_all"] else "last", cast_forward_inputs=meta["cast_inputs"],
         )  # fmt: skip
         return {"fsdp1": fsdp1}
+    if meta.get("family") == "zero":
+        given = meta.get("zero_cfg", {})
+        names = {name: given[key] for name, key in ZERO_FIELDS.items() if key in given}
+        return {"zero": Zero(degree=meta["world"], stage=meta["stage"], **names)}
     return {}
 
 
+ZERO_FIELDS = {
+    "reduce_bucket": "reduce_bucket_size", "overlap_comm": "overlap_comm", "max_live": "stage3_max_live_parameters",
+    "prefetch_bucket": "stage3_prefetch_bucket_size", "max_reuse_distance": "stage3_max_reuse_distance",
+    "persistence_threshold": "stage3_param_persistence_threshold",
+}  # fmt: skip
 STRATEGIES: Any = {
     "FULL_SHARD": "full_shard", "HYBRID_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op",
     "_HYBRID_SHARD_ZERO2": "shard_grad_op", "NO_SHARD": "no_shard",
@@ -194,14 +216,14 @@ def gpt_setup(meta: dict[str, Any]) -> Setup:
         ),
         checkpoint=Checkpoint() if meta["ckpt"] else None,
         fsdp=None,
-        zero="end",
+        zero_grad="end",
         offload=None,
     )
 
 
 def _setup(
     meta: dict[str, Any], *, model: ModelConfig, batch: Batch, precision: Precision, checkpoint: Checkpoint | None,
-    fsdp: Fsdp | None, zero: Any, offload: Any, **families: Any,
+    fsdp: Fsdp | None, zero_grad: Any, offload: Any, **families: Any,
 ) -> Setup:  # fmt: skip
     ranks = meta.get("world") or 1
     capability = meta.get("cc", 90)
@@ -221,7 +243,7 @@ def _setup(
             in_backward=meta.get("in_backward", False),
             offload=meta.get("host_step"),
             clip_norm=1.0 if meta.get("clip") else None,
-            zero_grad=zero,
+            zero_grad=zero_grad,
         ),
         mode=meta.get("mode", "train"),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
@@ -273,6 +295,6 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
         if meta["ckpt"]
         else None,
         fsdp=Fsdp(degree=meta["world"], reshard_after_forward=True) if meta.get("world") else None,
-        zero=meta["zero"],
+        zero_grad=meta["zero"],
         offload=None,
     )

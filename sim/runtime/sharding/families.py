@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim.runtime.sharding.ddp import DistributedDataParallel
 from sim.runtime.sharding.family import Family
 from sim.runtime.sharding.fsdp1_family import FullyShardedDataParallel
+from sim.runtime.sharding.zero import ZeroPartition
 from sim.runtime.tape import Tape
 from sim.scenario.setup import Setup
 
@@ -15,4 +16,6 @@ def make_family(tape: Tape, setup: Setup) -> Family | None:
         return DistributedDataParallel(tape, setup.ddp)
     if setup.fsdp1 is not None:
         return FullyShardedDataParallel(tape, setup.fsdp1, setup.precision)
+    if setup.zero is not None:
+        return ZeroPartition(tape, setup.zero, setup.precision)
     return None
