@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -124,8 +124,19 @@ def picture_of(outcome: Outcome, ranks: Sequence[Lanes]) -> Picture:
         lanes=(
             _stages(outcome, ranks, begin_ns, end_ns)
             if len(ranks) > 1
-            else stream_lanes(work_of(lanes), begin_ns, end_ns)
+            else _with_ratio(stream_lanes(work_of(lanes), begin_ns, end_ns), outcome)
         ),
+    )
+
+
+def _with_ratio(lanes: tuple[Lane, ...], outcome: Outcome) -> tuple[Lane, ...]:
+    """The lane to the host says how long a layer's copies take, over its forward: "to host (1.4 x forward)"."""
+    ratio = max((layer.over_compute for layer in outcome.copies.layers), default=None) if outcome.copies else None
+    if ratio is None:
+        return lanes
+    to_host = LANE_NAMES[STREAM_NAMES[DEVICE_TO_HOST]]
+    return tuple(
+        replace(lane, name=f"{to_host} ({ratio:.1f} x forward)") if lane.name == to_host else lane for lane in lanes
     )
 
 

@@ -50,3 +50,37 @@ def test_a_bound_on_copies_needs_events() -> None:
 def test_release_is_about_side_streams() -> None:
     with pytest.raises(ScenarioError, match="needs streams: side"):
         load_text(TEXT.split("strategies:")[0], overrides=["offload={what: saved_tensors}", "offload.release=events"])
+
+
+def test_every_layer_says_how_long_its_copies_take_beside_its_forward(outcomes: dict[str, Outcome]) -> None:
+    """All but the last layer, all alike; a link that is slower than compute is what makes the step wait."""
+    copies = outcomes["events"].copies
+    assert copies is not None
+    assert [layer.path for layer in copies.layers] == [f"layers.{number}" for number in range(7)]
+    ratios = [layer.over_compute for layer in copies.layers]
+    assert min(ratios) > 1
+    assert max(ratios) < 1.2 * min(ratios)  # kernels are slower beside gathers and copies
+    assert sum(layer.out_ns for layer in copies.layers) == pytest.approx(copies.out_busy_ns, rel=1e-3)
+
+
+def test_a_faster_link_has_a_smaller_ratio_and_hides() -> None:
+    overrides = ["cluster.gpu=gh200-96gb", "cluster.gpus_per_node=1", "cluster.nodes=8"]
+    setup = load_text(TEXT, overrides=overrides).strategies[1]
+    copies = simulate_setup(setup).copies
+    assert copies is not None
+    assert max(layer.over_compute for layer in copies.layers) < 1
+    assert copies.out_wait_ns == 0
+
+
+def test_the_report_and_the_picture_say_the_ratio(outcomes: dict[str, Outcome]) -> None:
+    from sim.report.offload_summary import summarize_offload
+    from sim.report.picture import picture_of
+
+    outcome = outcomes["events"]
+    summary = summarize_offload(outcome)
+    assert summary is not None and summary.copy_over_compute is not None
+    assert list(summary.copy_over_compute) == [f"layers.{number}" for number in range(7)]
+    lanes = outcome.worst.lanes
+    assert lanes is not None
+    names = [lane.name for lane in picture_of(outcome, [lanes]).lanes]
+    assert any(name.startswith("to host (") and name.endswith(" x forward)") for name in names), names
