@@ -82,5 +82,4 @@ def test_the_report_and_the_picture_say_the_ratio(outcomes: dict[str, Outcome]) 
     assert list(summary.copy_over_compute) == [f"layers.{number}" for number in range(7)]
     lanes = outcome.worst.lanes
     assert lanes is not None
-    names = [lane.name for lane in picture_of(outcome, [lanes]).lanes]
-    assert any(name.startswith("to host (") and name.endswith(" x forward)") for name in names), names
+    assert picture_of(outcome, [lanes]).copy_over_compute == max(summary.copy_over_compute.values())
