@@ -45,6 +45,9 @@ class Facts:
     kv_heads: int | None
     vocab: int | None
     seq_len: int | None
+    decoder_layers: int | None
+    target_len: int | None
+    """Of an encoder-decoder: "enc 12 + dec 12" layers, "512/128" tokens."""
     num_gpus: int | None
     tp: int
     pp: int
@@ -77,6 +80,9 @@ def facts_of(row: Mapping[str, str]) -> Facts:
     def size(name: str) -> float | None:
         return number(text.get(name, ""))
 
+    layers, decoder_layers = _two(text.get("layers", ""), r"enc (\d+) \+ dec (\d+)")
+    seq_len, target_len = _two(text.get("seq_len", ""), r"(\d+)/(\d+)")
+
     tp, pp, cp = (count(name) or 1 for name in ("tp", "pp", "cp"))
     if (ulysses := re.search(r"ulysses\D*(\d+)", text.get("cp", ""), re.IGNORECASE)) is not None:
         cp = int(ulysses[1])
@@ -85,13 +91,20 @@ def facts_of(row: Mapping[str, str]) -> Facts:
         dp = num_gpus // (tp * pp * cp)
     return Facts(
         text=text,
-        layers=count("layers"), hidden=count("hidden"), ffn_hidden=count("ffn_hidden"), heads=count("heads"),
-        kv_heads=count("kv_heads"), vocab=count("vocab"), seq_len=count("seq_len"),
+        layers=layers, hidden=count("hidden"), ffn_hidden=count("ffn_hidden"), heads=count("heads"),
+        kv_heads=count("kv_heads"), vocab=count("vocab"), seq_len=seq_len, decoder_layers=decoder_layers,
+        target_len=target_len,
         num_gpus=num_gpus, tp=tp, pp=pp, vpp=count("vpp") or 1, cp=cp, dp=dp,
         micro_batch=count("micro_batch"), global_batch=count("global_batch"),
         step_time_s=size("step_time_s"), tokens_per_s_per_gpu=size("tokens_per_s_per_gpu"),
         tflops_per_gpu=size("tflops_per_gpu"), peak_mem_gib=size("peak_mem_gib"),
     )  # fmt: skip
+
+
+def _two(text: str, pattern: str) -> tuple[int | None, int | None]:
+    """A plain count, or the two that a pattern finds."""
+    match = re.fullmatch(pattern, text.strip())
+    return (int(match[1]), int(match[2])) if match else (whole(text), None)
 
 
 SHAPES = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")

@@ -21,7 +21,7 @@ from sim.scenario.schema import ScenarioFile
 
 EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
 OTHER_NETWORK = (
-    r"\bbert\b|\bt5\b|\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
+    r"\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
     r"|resnet|bamba|hybrid|toy"
 )
 EXPERTS = (

@@ -203,7 +203,7 @@ class Draft:
             if line.kind == "effect":
                 self._effect(name, source)
             elif line.to is not None and name not in self.told and (value := self.get(name)) is not None:
-                self.put(line.to, line.values[value] if line.values else value, name)
+                self.put(line.to, value, name)
 
     def _effect(self, name: str, source: Given) -> None:
         line = source.field
@@ -212,10 +212,11 @@ class Draft:
         value = list(source.value) if isinstance(source.value, tuple) else source.value
         if value == line.default or value in line.off:
             self.use(name, "says what holds without it")
-        elif line.to is not None and is_field(line.to) and value is not UNKNOWN:
-            self.trials[self.table.written(name)] = (tuple(line.to.split(".")), source)
-            self._write(tuple(line.to.split(".")), line.values[value] if line.values else value, [name])
-            self.told.add(name)
+        elif line.to is not None and is_field(line.to) and (line.values is None or source.value in line.values):
+            if (value := self.get(name)) is not None:
+                self.trials[self.table.written(name)] = (tuple(line.to.split(".")), source)
+                self._write(tuple(line.to.split(".")), line.values[value] if line.values else value, [name])
+                self.told.add(name)
         else:
             missing = f" (scenarios have no {line.to})" if line.to and not is_field(line.to) else ""
             self.cannot(name, line.says + missing)
@@ -242,20 +243,19 @@ class Draft:
         return Imported(self.table.tool, self.file, data, self.comments, self.account, scenario)
 
     def _resolved(self, name: str) -> Scenario:
-        """Resolve; what a field on trial cannot say is taken out again."""
+        """Resolve; what a field on trial cannot say beside the others is taken out again."""
         while True:
             document = merged(self.document, self.overrides)
             try:
                 return resolve(document, name, None)
             except ScenarioError as error:
-                refused = [problem for problem in error.problems if problem.path in self.trials]
-                if not refused:
+                if not self.trials:
                     raise ImportProblems(error.problems) from None
-            for problem in refused:
-                if problem.path in self.trials:
-                    parts, source = self.trials.pop(problem.path)
-                    self._remove(parts)
-                    self.cannot(source.field.name, f"{source.field.says} ({problem.text})")
+                blamed = next((problem for problem in error.problems if problem.path in self.trials), error.problems[0])
+                written = blamed.path if blamed.path in self.trials else next(reversed(self.trials))
+                parts, source = self.trials.pop(written)
+                self._remove(parts)
+                self.cannot(source.field.name, f"{source.field.says} ({blamed.text})")
 
     def _remove(self, parts: tuple[str, ...]) -> None:
         for length in range(len(parts), 0, -1):

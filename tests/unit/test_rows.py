@@ -43,6 +43,33 @@ def test_a_known_name_brings_what_its_code_has() -> None:
     assert document(model_name="no such name")["model"]["preset"] == "llama-2-7b"
 
 
+def test_bert_is_told_by_its_name() -> None:
+    golden = {
+        "source": "Megatron-LM functional-test golden values",
+        "model_name": "bert:bert_mcore_tp2",
+        "mlp_type": "",
+    }
+    golden |= {"tp": "2", "dp": "4", "fsdp_or_zero": "none", "kv_heads": "", "vocab": "", "attention": "standard"}
+    model = document(**golden)["model"]
+    assert (model["preset"], model["implementation"], model["max_positions"]) == ("bert-large", "megatron", 256)
+    assert model["vocab"] == 30720  # 30,522 in multiples of 128 x tp
+    assert "no decoder" in reason(**golden | {"model_name": "vit:vit_mcore_tp2"})
+
+
+def test_t5_has_two_stacks_and_two_lengths() -> None:
+    golden = {
+        "source": "Megatron-LM functional-test golden values",
+        "model_name": "t5:t5_mcore_tp2",
+        "mlp_type": "gelu",
+    }
+    golden |= {"tp": "2", "dp": "4", "fsdp_or_zero": "none", "kv_heads": "", "vocab": "", "layers": "enc 12 + dec 6"}
+    model = document(**golden | {"seq_len": "512/128"})["model"]
+    assert (model["layers"], model["decoder_layers"], model["implementation"]) == (12, 6, "megatron")
+    assert (model["vocab"], model["head_dim"], model["max_positions"]) == (30720, 64, 512)
+    assert document(**golden | {"seq_len": "512/128"})["batch"]["target_len"] == 128
+    assert "decoder's tokens" in reason(**golden | {"seq_len": "512"})
+
+
 def test_blanks_take_stated_defaults_and_say_so() -> None:
     text = assumed(vocab="", ffn_hidden="", precision="", recompute="", global_batch="", fsdp_or_zero="")
     for word in (
@@ -177,11 +204,11 @@ def test_compiled_rows_with_offload_are_played_in_eager_mode() -> None:
         ({"offload": "optimizer"}, "offload of states"),
         ({"offload": "activations ratio 0.40"}, "offload of activations"),
         ({"model_name": "Qwen3-30B-A3B"}, "experts"),
-        ({"model_name": "BERT 24L"}, "no decoder"),
+        ({"model_name": "ViT 24L"}, "no decoder"),
         ({"model_name": "Llama 8B LoRA"}, "adapters"),
         ({"notes": "paged 8-bit Adam"}, "optimizer other than AdamW"),
         ({"recompute": "partial: memory budget 0.5"}, "by a memory budget"),
-        ({"layers": "enc 12 + dec 12"}, "layers enc 12 + dec 12 is no plain number"),
+        ({"layers": "twelve"}, "layers twelve is no plain number"),
         ({"seq_len": "<=4096"}, "seq_len <=4096 is no plain number"),
         ({"notes": "SINGLE TRANSFORMER LAYER of 22B"}, "the time is of one layer"),
         ({"tp": "1 (2)"}, "tp 1 (2) is no plain number"),
