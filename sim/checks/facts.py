@@ -17,6 +17,9 @@ COLUMNS = (
 )  # fmt: skip
 """The columns that are read. A table may have more; those are carried along."""
 
+LONGEST_SAMPLE = r"longest sample \((\d+) tokens\)"
+"""Where samples vary in length, the longest makes the memory's peak; times are of samples of all lengths."""
+
 NEEDED = ("layers", "hidden", "heads", "seq_len", "gpu", "num_gpus", "micro_batch", "global_batch")
 """Columns without which a table describes no training runs."""
 
@@ -73,6 +76,10 @@ def facts_of(row: Mapping[str, str]) -> Facts:
     if VTRAIN_COLUMNS.keys() <= text.keys():
         text = VTRAIN_FACTS | {name: text[column] for column, name in VTRAIN_COLUMNS.items()} | text
         text["step_time_s"] = _milliseconds(text.get("iteration time (ms)", ""))
+
+    longest = re.search(LONGEST_SAMPLE, text.get("notes", ""))
+    if longest is not None and not text.get("seq_len"):
+        text |= {"seq_len": longest[1], "step_time_s": "", "tokens_per_s_per_gpu": "", "tflops_per_gpu": ""}
 
     def count(name: str) -> int | None:
         return whole(text.get(name, ""))

@@ -14,6 +14,7 @@ from typing import Any
 from sim.checks.facts import SHAPES, Facts, whole
 from sim.checks.features import PARTS, REPLICATED, compiled, left_out, missing, sections
 from sim.checks.software import Software, software_of
+from sim.checks.training import is_four_bit
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
 from sim.model.catalogue import implementations_of, preset_names, preset_shapes
@@ -225,6 +226,9 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = software.norm
     if software.logits is not None:
         section["logits"] = software.logits
+    chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
+    if chunks_loss and facts.dp == 1:
+        section |= {"loss_chunks": software.loss_chunks, "loss_chunking": "projection"}
     if software.keep_logits is not None:
         section["keep_logits"] = software.keep_logits
     if section["implementation"] == "megatron" and (facts.cp > 1 or facts.says("attention", "flash")):
@@ -321,6 +325,9 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     stop: Sections = {} if software.early_stop else {"early_stop": False}
     if software.reentrant and not re.search(PARTS, label):
         stop = {"reentrant": True}
+    if not label and software.recompute:
+        label = software.recompute
+        assumptions.append(f"recompute {label}, the software's own")
     if not label:
         assumptions.append("recompute is not printed, none assumed")
     if not label or re.match(r"none|no\b|off|false", label):

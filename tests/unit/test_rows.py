@@ -206,7 +206,9 @@ def test_compiled_rows_with_offload_are_played_in_eager_mode() -> None:
         ({"model_name": "Qwen3-30B-A3B"}, "experts"),
         ({"model_name": "ViT 24L"}, "no decoder"),
         ({"model_name": "Llama 8B LoRA"}, "adapters"),
-        ({"notes": "paged 8-bit Adam"}, "optimizer other than AdamW"),
+        ({"notes": "paged 8-bit Adam"}, "an optimizer that is not modelled"),
+        ({"notes": "SGD"}, "SGD or AdamW in 8 bit"),
+        ({"notes": "finetune_adapter_v2"}, "LLaMA-Adapter"),
         ({"recompute": "partial: memory budget 0.5"}, "by a memory budget"),
         ({"layers": "twelve"}, "layers twelve is no plain number"),
         ({"seq_len": "<=4096"}, "seq_len <=4096 is no plain number"),
@@ -348,3 +350,46 @@ def test_a_row_of_vtrain_is_read_by_its_own_columns() -> None:
     assert (facts.num_gpus, facts.layers, facts.dp) == (2, 24, 2)
     assert facts.step_time_s == pytest.approx(0.37216)
     assert software_of(facts).name == "Megatron-DeepSpeed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "section"),
+    [
+        ({"model_name": "Llama3 8B LoRA r16 all *_proj"}, {"rank": 16, "targets": ["all"], "dtype": "bf16"}),
+        ({"notes": "finetune_lora; trainable 4,194,304"}, {"rank": 8, "targets": ["q", "v"], "dtype": "bf16"}),
+        (
+            {"source": "torchtune README", "notes": "finetune method=LoRA"},
+            {"rank": 8, "targets": ["q", "v", "o", "mlp"], "dtype": "bf16"},
+        ),
+        (
+            {"notes": "finetune_lora", "precision": "bf16-true + bnb.nf4"},
+            {"rank": 8, "targets": ["q", "v"], "dtype": "bf16", "base": "nf4", "double_quantization": False},
+        ),
+    ],
+)
+def test_adapters_of_a_row(changes: dict[str, str], section: dict[str, Any]) -> None:
+    model = document(**changes)["model"]
+    assert model["lora"] == section
+    assert (model["implementation"] == "transformers") == ("base" in section)
+
+
+def test_optimizers_of_a_row() -> None:
+    assert "name" not in document(notes="AdamW")["optimizer"]
+    assert document(notes="bnb 8-bit")["optimizer"]["name"] == "adamw-8bit"
+    lomo = document(notes="LOMO (fused update)")
+    assert lomo["optimizer"] | {"variant": "", "zero_grad": ""} == {
+        "name": "sgd", "in_backward": True, "clip_norm": None, "variant": "", "zero_grad": "",
+    }  # fmt: skip
+    assert lomo["precision"]["parameters"] == "bf16"
+
+
+def test_where_samples_vary_the_longest_makes_the_memory_and_no_time_is_compared() -> None:
+    notes = "variable-length samples, memory peak is set by the longest sample (1304 tokens) and time by the mean"
+    facts = facts_of(row(seq_len="", notes=notes))
+    assert facts.seq_len == 1304 and facts.tokens_per_s_per_gpu is None
+
+
+def test_torchtune_recomputes_and_chunks_its_loss_by_recipe() -> None:
+    model = document(source="torchtune README", recompute="", num_gpus="1", dp="1", fsdp_or_zero="none")
+    assert model["checkpoint"] == {"every": 1}
+    assert model["model"]["loss_chunks"] == 8
