@@ -11,6 +11,7 @@ from sim.interop.given import Raw
 from sim.interop.options import Options
 from sim.interop.script import needs, put_script
 from sim.interop.table import load_table
+from sim.scenario import is_field
 
 ADAMS = ("adam", "adamw", "fusedadam", "deepspeedcpuadam")
 CPU, NVME = "cpu", "nvme"
