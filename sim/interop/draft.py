@@ -72,6 +72,7 @@ class Draft:
         self.overrides = options.document(self.file)
         self.given: dict[str, Given] = {}
         self.told: set[str] = set()
+        self.wrong: set[str] = set()
         self.trials: dict[str, tuple[tuple[str, ...], Given]] = {}
         for raw in raws:
             self._take(raw)
@@ -91,6 +92,7 @@ class Draft:
                 self.ignore(raw.name, raw.line, "")
                 return
             name = self.table.written(raw.name)
+            self.wrong.add(known.name)
             message = f"{raw.value}: {error}" if raw.value is not None else str(error)
             self.problems.append(Problem(file=self.file, line=raw.line, path=name, message=message))
             return
@@ -191,7 +193,10 @@ class Draft:
         self.account.assumed.append(Entry("script", line, "a condition or loop that is not followed: taken as false"))
 
     def problem(self, name: str, message: str) -> None:
-        """Something that must be put right: at a field of the file, or (with dashes) an option."""
+        """Something that must be put right: at a field of the file, or (with dashes) an option. What is wrong with the
+        value itself is told already."""
+        if name in self.wrong:
+            return
         source = self.given.get(name)
         path = self.table.written(name) if name in self.table.fields else name
         self.problems.append(Problem(file=self.file, line=source.line if source else None, path=path, message=message))
@@ -237,9 +242,8 @@ class Draft:
         data = merged(self.document, self.overrides).data
         for path in self.options.said():
             self.comments[path[0]] = path[1]
-        by_line = lambda entry: (entry.line or 0, entry.name)  # noqa: E731 (one use)
         for entries in (self.account.used, self.account.ignored, self.account.not_expressible, self.account.unknown):
-            entries.sort(key=by_line)
+            entries.sort(key=_place)
         return Imported(self.table.tool, self.file, data, self.comments, self.account, scenario)
 
     def _resolved(self, name: str) -> Scenario:
@@ -263,6 +267,10 @@ class Draft:
             if length == len(parts) or place[parts[length - 1]] == {}:
                 place.pop(parts[length - 1], None)
                 self.document.origins.pop(parts[:length], None)
+
+
+def _place(entry: Entry) -> tuple[int, str]:
+    return entry.line or 0, entry.name
 
 
 def _shown(value: Any) -> str:
