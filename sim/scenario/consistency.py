@@ -60,8 +60,9 @@ def _check_need(document: Document, batch: BatchSection, model: ModelConfig) -> 
 
 def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None, version: str | None) -> None:
     """Resharding to fewer ranks needs a divisor of the degree, and neither 1 nor all (PyTorch's fully_shard)."""
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
-        document.problem(("model", "loss_chunks"), "a chunked loss is modelled on one GPU only, not under fsdp")
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
+        message = "a backward per chunk is modelled on one GPU only: under fsdp use projection (or logits)"
+        document.problem(("model", "loss_chunking"), message)
     for name in ("reshard_after_forward", "root_reshard_after_forward"):
         ranks = getattr(fsdp, name)
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):
@@ -230,10 +231,19 @@ def check_precision(
         document.problem(path, f"on one GPU nothing else casts: {dtypes} need autocast: true")
     if isinstance(model, ModelConfig) and model.implementation == "megatron":
         _check_megatron_precision(document, precision, fsdp)
+    elif isinstance(model, ModelConfig) and model.experts is not None:
+        _check_grouped_precision(document, precision, fsdp is None)
     possible = [dtype for dtype in ("bf16", "fp16", "fp32") if dtype in dict(cluster.gpu.peaks)]
     if precision.compute not in possible:
         message = f"{cluster.gpu.title} has no {precision.compute} matrix units: use {' or '.join(possible)}"
         document.problem(("precision", "compute"), message)
+
+
+def _check_grouped_precision(document: Document, precision: PrecisionSection, alone: bool) -> None:
+    """transformers' experts run torch's grouped product, which autocast does not know."""
+    if precision.autocast or precision.compute != "bf16" or (alone and precision.parameters != "bf16"):
+        message = "grouped products of experts run in bf16 without autocast: parameters bf16, or fsdp that casts"
+        document.problem(("precision",), message)
 
 
 def check_allocator(document: Document, text: str, version: str) -> None:
