@@ -19,6 +19,7 @@ from sim.model.quantized import Nf4Weight
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.host_adamw import HostAdamW
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients, Replicas
 from sim.runtime.main_optimizer import MainOptimizer
@@ -154,6 +155,8 @@ class TrainingRun:
             units = [unit for communication in self.communications for unit in communication.units]
             shards = [p for unit in units for p in unit.group.parameters if p.slot.requires_grad]
             self.optimizer = CpuAdamW(self.tape, shards, self.setup.precision.parameters, setup.variant, self.host)
+        elif setup.offload is not None:
+            self.optimizer = HostAdamW(self.tape, self.parameters, setup)
         elif setup.in_backward:
             self.in_backward = InBackward(self.tape, self.parameters, setup)
         elif self.family is not None:
@@ -385,5 +388,6 @@ def _tensors(slots: Iterable[Parameter]) -> list[Tensor]:
 
 def stampable(setup: Setup) -> bool:
     """A stamped layer's bytes are freed by its backward, which touches gradients alone; families know no layers."""
-    steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
+    optimizer = setup.optimizer
+    steps_inside = optimizer is not None and (optimizer.in_backward or optimizer.offload is not None)
     return setup.mode != "eval" and not steps_inside and setup.family is None

@@ -93,7 +93,14 @@ STRATEGIES: Any = {
 
 
 def _offload(meta: dict[str, Any]) -> Offload | None:
-    """save_on_cpu around the whole forward, or around every block's call."""
+    """save_on_cpu around the whole forward, or around every block's call; activations on side streams."""
+    if "streamed" in meta:
+        last = meta["L"] - (meta["streamed"] == "all_but_last")
+        ahead, smallest = meta.get("ahead", 1), 1024
+        return Offload(
+            what="activations", layers=tuple(range(last)), streams="side", look_ahead=ahead, above_bytes=smallest,
+            release=meta.get("release", "record_stream"),
+        )  # fmt: skip
     if meta["ac"] == "offload":
         return Offload(what="saved_tensors")
     if meta["ac"] == "full_offload" or meta.get("block_offload"):
@@ -242,6 +249,7 @@ def _setup(
             momentum=meta.get("momentum", 0.0),
             master_weights=meta.get("master", False),
             in_backward=meta.get("in_backward", False),
+            offload=meta.get("host_step"),
             clip_norm=1.0 if meta.get("clip") else None,
             zero_grad=zero_grad,
         ),
