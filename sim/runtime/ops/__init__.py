@@ -7,6 +7,7 @@ own measurements of torch 2.14 (real autograd over a fake driver); where a rule 
 from sim.runtime.ops import (
     attention,
     attention_math,
+    biased_attention,
     cat,
     chain,
     chunked_loss,
@@ -15,6 +16,7 @@ from sim.runtime.ops import (
     embedding,
     experts,
     fused_attention,
+    grouped,
     loss,
     matmul,
     megatron,
@@ -29,6 +31,7 @@ from sim.runtime.ops import (
 __all__ = [
     "attention",
     "attention_math",
+    "biased_attention",
     "cat",
     "chain",
     "chunked_loss",
@@ -37,6 +40,7 @@ __all__ = [
     "embedding",
     "experts",
     "fused_attention",
+    "grouped",
     "loss",
     "matmul",
     "megatron",
