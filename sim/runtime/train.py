@@ -114,7 +114,7 @@ class TrainingRun:
             blocks = list(layers_of(model))
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.compile is not None:
-                outer = apply_compile(tape, model)
+                outer = apply_compile(tape, model, setup.precision.float8)
             if setup.fsdp is not None:
                 communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)

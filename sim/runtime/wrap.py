@@ -88,12 +88,12 @@ def _is_chosen(layer: Module, offload: Offload) -> bool:
     return offload.layers is None or int(layer.path.rpartition(".")[2]) in offload.layers
 
 
-def apply_compile(tape: Tape, model: Module) -> list[Module]:
+def apply_compile(tape: Tape, model: Module, float8: str | None) -> list[Module]:
     """Compile every layer, whatever wraps it so far; layers of equal structure share what is traced. Returns, per layer,
     the module that FSDP wraps."""
     layers = layers_of(model)
     plans: dict[object, dict[Any, Plan]] = {}
-    layers.items = [CompiledBlock(tape, layer, plans.setdefault(structure(layer), {})) for layer in layers]
+    layers.items = [CompiledBlock(tape, layer, plans.setdefault(structure(layer), {}), float8) for layer in layers]
     return list(layers)
 
 

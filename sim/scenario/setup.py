@@ -36,6 +36,8 @@ class Precision:
     compute: str = "bf16"
     reduce: str = "fp32"
     autocast: bool = False
+    float8: str | None = None
+    """Scales of 8-bit products in the blocks' linear layers: tensorwise or rowwise; None: products in `compute`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

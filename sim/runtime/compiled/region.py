@@ -46,14 +46,14 @@ class Plan:
 
 def make_plan(
     module: Module, tensors: list[Tensor], slots: list[Parameter], autocast_dtype: str | None, differentiates: bool,
-    checkpointed: bool,
+    checkpointed: bool, float8: str | None = None,
 ) -> Plan:  # fmt: skip
     """Trace, cut and fuse. `tensors`: the block's arguments, then its parameters."""
     selective = None
     if isinstance(module, CheckpointWrapper):
         selective = module.policy() if checkpointed and module.policy is not None else None
         module = module.module
-    tracer = Tracer(autocast_dtype, checkpointed, selective)
+    tracer = Tracer(autocast_dtype, checkpointed, selective, float8)
     inputs = []
     for number, tensor in enumerate(tensors):
         value = tracer.input(tensor.shape, tensor.dtype, tensor.strides)
@@ -108,9 +108,10 @@ class CompiledFunction(Op):
 class CompiledBlock(Module):
     """block.compile(): its forward is a compiled function of its arguments and parameters."""
 
-    def __init__(self, tape: Tape, module: Module, plans: dict[Any, Plan]) -> None:
+    def __init__(self, tape: Tape, module: Module, plans: dict[Any, Plan], float8: str | None) -> None:
         self.tape = tape
         self.module = module
+        self.float8 = float8
         self.plans = plans
         """Shared by blocks that are alike."""
         self.path = module.path
@@ -128,7 +129,7 @@ class CompiledBlock(Module):
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans[key] = make_plan(
-                self.module, tensors, slots, tape.autocast_dtype, differentiates, checkpointed
+                self.module, tensors, slots, tape.autocast_dtype, differentiates, checkpointed, self.float8
             )
         return _call(tape, plan, tensors, checkpointed)
 
@@ -141,6 +142,7 @@ def _call(tape: Tape, plan: Plan, tensors: list[Tensor], checkpointed: bool) -> 
     _run(tape, plan.forward, places, forward=True)
     output = _tensor(places, plan.output)
     if node is not None:
+        node.metas = [(shape, output.dtype if dtype == "fp8" else dtype) for shape, dtype in node.metas]
         if checkpointed:
             for value, tensor in zip(plan.inputs, tensors):
                 if tensor.requires_grad and not value.parameter:
