@@ -74,7 +74,23 @@ FEATURES = (
         path="model.lora",
         needed=lambda f: f.says("model_name", ADAPTERS) or f.says("notes", ADAPTERS + "|finetune_adapter"),
     ),
-    Feature(name="8-bit or 4-bit numbers", path="precision.matmul", needed=lambda f: f.says("precision", EIGHT_BIT)),
+    Feature(
+        name="8-bit products",
+        path="precision.float8",
+        needed=lambda f: _float8(f),
+        value=lambda f: "rowwise" if f.says("precision", "rowwise") else "tensorwise",
+    ),
+    Feature(
+        name="8-bit gathers",
+        path="parallel.fsdp.float8_all_gather",
+        needed=lambda f: _float8(f) and f.tp == 1 and (f.dp or 1) > 1 and not f.says("precision", "rowwise"),
+        value=lambda f: True,
+    ),
+    Feature(
+        name="8-bit or 4-bit numbers",
+        path="precision.matmul",
+        needed=lambda f: f.says("precision", EIGHT_BIT) and not _float8(f),
+    ),
     Feature(
         name="an optimizer other than AdamW",
         path="optimizer.other",
@@ -156,6 +172,11 @@ FEATURES = (
         needed=lambda f: f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)"),
     ),
 )
+
+
+def _float8(facts: Facts) -> bool:
+    """torchao's linears, which torchtitan compiles; Transformer Engine's and LLMQ's are other programs."""
+    return facts.says("precision", "float8") and facts.says("compile", "^yes")
 
 
 def compiled(facts: Facts) -> bool:

@@ -291,6 +291,8 @@ class TrainingRun:
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
+            for communication in self.communications:
+                communication.scale_matrices(self.tape)
         mark(f"s{number}.opt")
         if self._zeroes_at("end"):
             self._zero_grad()

@@ -211,6 +211,9 @@ class FsdpSection(Section):
     keep unsharded gradients meanwhile."""
     cast_forward_inputs: bool = True
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
+    float8_all_gather: bool = False
+    """Blocks' matrices are cast to 8 bit before the all-gather (torchao's enable_fsdp_float8_all_gather), with scales
+    computed for all of them after the optimizer. Needs precision.float8: tensorwise. Default: false."""
     cpu_offload: bool = False
     """CPUOffloadPolicy: parameters, gradients and optimizer states live in pinned host memory, and the CPU runs the
     optimizer. Default: false."""
@@ -287,6 +290,9 @@ class PrecisionSection(Section):
     """Dtype of the matrix products. Default: bf16."""
     reduce: Dtype = "fp32"
     """Dtype of gradient reduction between ranks. Default: fp32."""
+    float8: Literal["tensorwise", "rowwise"] | None = None
+    """Products of the blocks' linear layers in 8 bit, as torchao's Float8Linear with dynamic scales: one per tensor, or per
+    row. The head stays in the compute dtype. Needs `compile`. Default: null."""
     autocast: bool | None = None
     """Use torch.autocast instead of casting parameters. Default: only on one GPU, if compute differs from parameters
     (nothing else would cast there)."""

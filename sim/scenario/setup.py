@@ -153,6 +153,8 @@ class Fsdp:
     gradient_sync: Literal["every", "last"] = "every"
     cast_forward_inputs: bool = True
     cpu_offload: bool = False
+    float8_all_gather: bool = False
+    """Matrices of the blocks are cast to 8 bit before they are gathered; their scales are made after the optimizer."""
 
 
 FOLDED = ("zb-v", "dualpipe-v")

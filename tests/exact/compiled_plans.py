@@ -15,7 +15,9 @@ from sim.runtime.selective import policy
 from sim.runtime.tape import DeviceFacts, Tape
 
 
-def plan_of(code: str, shape: dict[str, int], checkpoint: str, dtype: str = "bf16", **choices: Any) -> Plan:
+def plan_of(
+    code: str, shape: dict[str, int], checkpoint: str, dtype: str = "bf16", float8: str | None = None, **choices: Any
+) -> Plan:
     """`shape`: hidden, heads, kv_heads, ffn_hidden, micro_batch, seq_len; `checkpoint`: none, full or selective."""
     rows, length = shape["micro_batch"], shape["seq_len"]
     h, d = shape["hidden"], shape["hidden"] // shape["heads"]
@@ -43,4 +45,4 @@ def plan_of(code: str, shape: dict[str, int], checkpoint: str, dtype: str = "bf1
             save = ("attention", "every_second_matmul")
             block = CheckpointWrapper(tape, block, policy(save) if checkpoint == "selective" else None)
         tensors: Any = [x, *rotation, *(slot.tensor for slot in slots)]
-        return make_plan(block, tensors, slots, None, True, checkpoint != "none")
+        return make_plan(block, tensors, slots, None, True, checkpoint != "none", float8)

@@ -96,6 +96,17 @@ REFUSED = {
         "compile: {}\nparallel: {fsdp1: {degree: 2}}",
         "eager mode only",
     ),
+    "float8 in eager mode": (GPT2.replace("compute: bf16", "compute: bf16, float8: tensorwise"), "", "add compile"),
+    "float8 on an A100": (
+        GPT2.replace("h100", "a100").replace("compute: bf16", "compute: bf16, float8: rowwise"),
+        "compile: {}",
+        "no 8-bit matrix units",
+    ),
+    "8-bit gathers with scales per row": (
+        GPT2.replace("gpus_per_node: 1", "gpus_per_node: 2").replace("compute: bf16", "compute: bf16, float8: rowwise"),
+        "compile: {}\nparallel: {fsdp: {degree: 2, float8_all_gather: true}}",
+        "one scale each",
+    ),
     "split backward": (
         GPT2.replace("gpus_per_node: 1", "gpus_per_node: 2").replace("transformers", "nanogpt"),
         "compile: {}\nparallel: {pipeline: {degree: 2, schedule: zb-h1}}",

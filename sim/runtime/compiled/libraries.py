@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 from typing import cast as typed
 
-from sim.runtime.compiled.elementwise import autocast_to, plain_view, reshape, to
+from sim.runtime.compiled.elementwise import add, autocast_to, plain_view, reshape, to
 from sim.runtime.compiled.float8 import cast, layout, scale
 from sim.runtime.compiled.graph import Extern, Value
 from sim.runtime.compiled.trace import Gradients, Meta, NotCompilable, Tracer, rule
@@ -30,8 +30,15 @@ def product(
 
 @rule("linear")
 def linear(t: Tracer, x: Value, weight: Value, bias: Value | None) -> Value:
-    """F.linear on [..., in]: weight [out, in]."""
-    return _linear(t, x, weight, bias, weight.shape[0])
+    """F.linear on [..., in]: weight [out, in]; in 8 bit where asked for and both sizes are multiples of 16."""
+    n, k = weight.shape
+    if t.float8 is None or n % 16 or k % 16:
+        return _linear(t, x, weight, bias, n)
+    if t.autocast_dtype:
+        bias, weight, x = (typed(Any, autocast_to(t, v, t.autocast_dtype)) for v in (bias, weight, x))
+    y = float8_product(t, reshape(t, x, (prod(x.shape[:-1]), k)), weight)
+    y = reshape(t, y, (*x.shape[:-1], n))
+    return y if bias is None else add(t, y, bias)
 
 
 @rule("conv1d_linear")
@@ -45,8 +52,6 @@ def _linear(t: Tracer, x: Value, weight: Value, bias: Value | None, n: int) -> V
         bias, weight, x = (typed(Any, autocast_to(t, v, t.autocast_dtype)) for v in (bias, weight, x))
     k, rows = x.shape[-1], prod(x.shape[:-1])
     folded = reshape(t, x, (rows, k))
-    if t.float8 is not None and bias is None and k % 16 == n % 16 == 0:
-        return reshape(t, float8_product(t, folded, weight), (*x.shape[:-1], n))
     given = (folded, weight) if bias is None else (bias, folded, weight)
     y = product(t, "aten.mm" if bias is None else "aten.addmm", given, rows, n, k, (rows, n))
 
