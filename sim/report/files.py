@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from sim.api import Outcome
+from sim.api import Outcome, has_allocator
 from sim.report.errors import RunError, cannot_write
 from sim.report.figure import save, timeline_figure, title_of
 from sim.report.picture import Picture, save_picture
@@ -115,11 +115,14 @@ def write_files(
     title = title_of(summary.title, picture, summary.strategies[0].headroom_bytes)
     kernels, allocations = kernel_table(lanes), memory_table(memory, lanes)
     trace, text = trace_bytes(memory, lanes, rank), to_json(summary) + "\n"
-    snapshot = snapshot_bytes(outcome.setup, memory, lanes)
+    snapshot = snapshot_bytes(outcome.setup, memory, lanes) if has_allocator(outcome.setup) else None
     write_atomically(folder / KERNELS, lambda file: parquet.write_table(kernels, file))
     write_atomically(folder / MEMORY, lambda file: parquet.write_table(allocations, file))
     write_atomically(folder / TRACE, lambda file: file.write(trace))
-    write_atomically(folder / SNAPSHOT, lambda file: file.write(snapshot))
+    if snapshot is None:
+        (folder / SNAPSHOT).unlink(missing_ok=True)  # of an earlier run
+    else:
+        write_atomically(folder / SNAPSHOT, lambda file: file.write(snapshot))
     write_atomically(folder / FIGURE, lambda file: save(timeline_figure(picture, title), file))
     write_atomically(folder / PICTURE, lambda file: save_picture(file, picture))
     if every_rank:

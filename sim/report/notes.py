@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from sim.api import Outcome
+from sim.api import Outcome, has_allocator
 from sim.model.config import ModelConfig
 from sim.program.program import Owner, Phase
 from sim.scenario.setup import Scenario, Setup
@@ -48,6 +48,8 @@ def _notes(outcome: Outcome) -> Iterator[str]:
         yield "Steps inside backward do not lower this peak: it comes before most gradients do."
     if setup.mode == "eval":
         yield "Without torch.no_grad() a graph is built that nobody walks back: its activations live until the loss dies."
+    if not has_allocator(setup):
+        yield "No allocator was played: reserved bytes are taken as allocated ones, fragmentation is left out (assumed)."
     waiting = outcome.steady.active_bytes - outcome.steady.allocated_bytes
     if waiting > WAITING * peak.bytes:
         yield (

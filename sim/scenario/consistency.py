@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.hardware.catalogue import Cluster
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.allocator.parse import SettingsError
-from sim.scenario.allocator.settings import AllocatorSettings
+from sim.scenario.allocator.settings import ALLOCATOR_OFF, AllocatorSettings
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
@@ -35,7 +35,7 @@ def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> Non
     if isinstance(model, ChainConfig):
         return
     _check_need(document, batch, model)
-    if batch.seq_len <= model.max_positions:
+    if batch.seq_len <= model.max_positions or model.rope == "relative":
         return
     path = ("batch", "seq_len")
     if model.rope == "none":
@@ -160,6 +160,9 @@ def check_megatron_parallel(
             return
     if tensor is None or isinstance(model, ChainConfig):
         return
+    if tensor.sequence_parallel and model.family == "bert":
+        path = ("parallel", "tensor", "sequence_parallel")
+        document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
     shared = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
     for name, value in shared.items():
         if value % tensor.degree:
@@ -210,7 +213,9 @@ def check_precision(
 
 
 def check_allocator(document: Document, text: str, version: str) -> None:
-    """The text must be one that this PyTorch takes in PYTORCH_CUDA_ALLOC_CONF."""
+    """The text must be one that this PyTorch takes in PYTORCH_CUDA_ALLOC_CONF, or "off"."""
+    if text == ALLOCATOR_OFF:
+        return
     try:
         AllocatorSettings.parse(text, version)
     except SettingsError as error:
