@@ -190,7 +190,7 @@ FEATURES = (
         path="offload.states",
         needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
     ),
-    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: {}),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -209,6 +209,10 @@ FEATURES = (
         needed=lambda f: f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)"),
     ),
 )
+
+
+def _compile(facts: Facts) -> dict[str, bool]:
+    return {"loss": True} if software_of(facts).compiled_loss and facts.pp == 1 else {}
 
 
 def _float8(facts: Facts) -> bool:

@@ -21,6 +21,7 @@ NOT_COMPILED = ("segment", "sequential", "nested", "boundaries", "inside", "disc
 
 def check_compile(
     document: Document,
+    section: CompileSection,
     model: ModelConfig | ChainConfig,
     cluster: Cluster | None,
     precision: PrecisionSection | None,
@@ -65,6 +66,10 @@ def check_compile(
     if parallel.pipeline is not None and parallel.pipeline.schedule in SPLITS_BACKWARD:
         message = "splits backward, which a compiled block runs as one function: use 1f1b or interleaved"
         document.problem(("parallel", "pipeline", "schedule"), message)
+    if section.loss and (model.implementation != "torchtitan" or parallel.pipeline is not None):
+        document.problem(("compile", "loss"), "is modelled for torchtitan without a pipeline only")
+    elif section.loss and model.loss_chunks > 1:
+        document.problem(("compile", "loss"), "is modelled for a whole loss: model.loss_chunks must be 1")
     if offload is not None:
         document.problem(("offload",), "is modelled in eager mode only, not with compile", show=False)
 
@@ -90,4 +95,4 @@ def check_float8(
 
 def resolve_compile(section: CompileSection | None) -> Compile | None:
     """What the section means."""
-    return None if section is None else Compile()
+    return None if section is None else Compile(**section.model_dump())

@@ -165,7 +165,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
     compiled: CompileSection | None = sections.get("compile")
     if compiled is not None and model and sections.whole("checkpoint", "parallel"):
-        check_compile(document, model, cluster, precision, checkpoint, parallel, offload)
+        check_compile(document, compiled, model, cluster, precision, checkpoint, parallel, offload)
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:

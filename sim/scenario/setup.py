@@ -107,7 +107,9 @@ class Checkpoint(Region):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """torch.compile of each block by Inductor, checkpointing inside, FSDP outside."""
+    """torch.compile of each block by Inductor, checkpointing inside, FSDP outside; `loss`: of the loss too."""
+
+    loss: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
