@@ -80,7 +80,8 @@ class ModelSection(EncoderFields):
     preset: str | None = None
     """A published model by name, e.g. llama-3.1-8b."""
     config: str | None = None
-    """Path of a Hugging Face config.json (Llama, Mistral, Qwen2, Qwen3, GPT-2, BERT, T5, ViT), relative to this file."""
+    """Path of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3, their MoE, DeepSeek-V2 and -V3, GPT-2,
+    BERT, T5, ViT), relative to this file."""
     chain: ChainSection | None = None
     """A chain of layers with given bytes and times; takes no other field of this section."""
     implementation: Literal["torchtitan", "transformers", "nanogpt", "megatron"] | None = None
@@ -378,7 +379,8 @@ class ScenarioFile(Section):
     """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults. off: tensors' bytes
-    are counted without an allocator, for very large runs; reserved bytes are then taken as allocated ones (assumed)."""
+    are counted without an allocator, for very large runs; reserved bytes are then taken as allocated ones (assumed),
+    and the second step is mostly the steady one."""
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
     """Name of the cost profile. Default: the one of the GPU."""
