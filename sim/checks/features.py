@@ -38,6 +38,10 @@ STATES = r"opt|param|master|gradient|quants|residual"
 """Words of a row that speak of what a feature is."""
 
 
+class NotExpressible(Exception):
+    """A row that a scenario cannot say; the message has every reason."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """`needed`: does the row use it? `path`: the field that expresses it; `value`: what to write there."""
@@ -50,9 +54,17 @@ class Feature:
     """What is assumed where the schema lacks the field; without such words the row is not expressible then."""
 
 
+def has_families(facts: Facts) -> bool:
+    """Can its data parallelism be a family of `parallel` that stands alone? Megatron has its own."""
+    adapters = facts.says("model_name", ADAPTERS) or facts.says("notes", ADAPTERS)
+    return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not adapters
+
+
 def _shared(facts: Facts, label: str) -> bool:
-    """Do several ranks reduce gradients together, and share states as the label says? Context-parallel ones do too."""
-    return (facts.dp or 1) * facts.cp > 1 and facts.says("fsdp_or_zero", label)
+    """Do several ranks reduce gradients together, and share states as the label says, in Megatron's loop?
+    Context-parallel ones do too."""
+    several = (facts.dp or 1) * facts.cp > 1
+    return several and facts.says("fsdp_or_zero", label) and not has_families(facts)
 
 
 def _experts(facts: Facts) -> bool:

@@ -5,6 +5,8 @@ Source: DeepSpeed 0.19.8, stage_1_and_2.py (step, get_grad_norm_direct); recorde
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import COMPUTE, Owner
 from sim.runtime.optimizer import StepOptimizer
@@ -17,16 +19,29 @@ NORM_BYTES = 8  # norms are taken in fp64
 
 
 class PartitionStep(StepOptimizer):
-    """`main`: the own part in fp32; `flat`: the parameters of the model, of which it is a part."""
+    """`main`: the own part in fp32; `flat`: the parameters of the model, of which it is a part (stage 3: the part).
 
-    def __init__(self, tape: Tape, main: Tensor, flat: Tensor, ranks: int, setup: Optimizer) -> None:
+    `before` a step and `after` it, instead of gathering all parameters, something may be called.
+    """
+
+    def __init__(
+        self, tape: Tape, main: Tensor, flat: Tensor, ranks: int, setup: Optimizer,
+        before: Callable[[], None] | None = None, after: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(tape, [main], setup.variant)
         self.main = main
         self.flat = flat
         self.ranks = ranks
+        self.before = before
+        self.after = after
         self.clips = setup.clip_norm is not None
         self.inner = make_optimizer(tape, [main], setup)
         self._kept: list[Tensor] = []
+
+    @property
+    def keeps(self) -> bool:
+        """There are gradients of an earlier micro-batch."""
+        return bool(self._kept)
 
     def keep(self, gradients: list[Tensor]) -> None:
         """Averaged gradients of the own part after a backward; those of further micro-batches are added."""
@@ -39,6 +54,8 @@ class PartitionStep(StepOptimizer):
     def prepare(self) -> None:
         """Does any gradient overflow? Then the norm, in double precision, gradient by gradient."""
         recorder = self.tape.recorder
+        if self.before is not None:
+            self.before()
         for gradient in self._kept:
             recorder.memory_bound("aten::amax", "reduce", gradient.bytes)
             recorder.memory_bound("aten::amin", "reduce", gradient.bytes)
@@ -68,7 +85,9 @@ class PartitionStep(StepOptimizer):
         self.inner.step()
         main.grad = None
         recorder.memory_bound("aten::copy_", "elementwise", main.bytes + main.elements * item)
-        if self.ranks > 1:
+        if self.after is not None:
+            self.after()
+        elif self.ranks > 1:
             work = Collective("all_gather", self.flat.bytes, "dp", self.ranks, self.flat.dtype)
             recorder.collective(work, COMPUTE)
 
