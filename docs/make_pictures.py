@@ -19,7 +19,7 @@ from sim.units import format_bytes, format_duration
 DOCS = Path(__file__).resolve().parent
 SCENARIOS = DOCS.parent / "scenarios"
 STRATEGIES, MEGATRON, CONTEXT = "strategies.yaml", "megatron_recompute.yaml", "context_parallel.yaml"
-SHARDING = "sharding_families.yaml"
+ADAPTERS, SHARDING = "lora.yaml", "sharding_families.yaml"
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "segments": (STRATEGIES, ("none", "full", "every-2", "segments-of-4")),
     "sequential": (STRATEGIES, ("sequential-4", "uneven")),
@@ -30,6 +30,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "evaluation": (STRATEGIES, ("no_grad", "forgot-no_grad")),
     "optimizers": (STRATEGIES, ("none", "sgd", "adamw-8bit", "step-in-backward")),
     "loss": (STRATEGIES, ("whole-loss", "chunked-logits", "chunked-head", "none")),
+    "adapters": (ADAPTERS, ("full", "frozen-half", "lora", "qlora", "lora-checkpoint")),
     "context": (CONTEXT, ("full", "ring", "all-gather")),
     "sharding": (SHARDING, ("ddp", "zero-1", "zero-3", "fsdp1-no-limit", "fsdp1", "fsdp2")),
 }

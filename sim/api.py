@@ -8,18 +8,21 @@ from functools import partial
 from pathlib import Path
 
 from sim.cost.model import CostModel
+from sim.engine.allocated import sum_memory
 from sim.engine.deadlock import DeadlockError, with_transfers_named
 from sim.engine.memory import MemoryPlay, play_memory
 from sim.engine.play import play
 from sim.engine.steady import Cycle, find_cycle
 from sim.engine.stream_clock import StreamClock
 from sim.model.config import ChainConfig
+from sim.program.collector import without_collector
 from sim.program.program import Mem, Owner, Program
 from sim.runtime.extend import NotPeriodic, cut, extend
 from sim.runtime.lower import HostCall, lower
 from sim.runtime.record import record, steps_to_record
 from sim.runtime.schedules import in_flight, order, stages_of
 from sim.scenario import load_scenario
+from sim.scenario.allocator.settings import ALLOCATOR_OFF
 from sim.scenario.setup import Scenario, Setup
 from sim.timeline.copies import Copies, copies_of, host_peak_bytes
 from sim.timeline.lanes import Lanes, make_lanes
@@ -188,8 +191,13 @@ def simulate(scenario: Scenario | str | Path, progress: Callable[[str], None] | 
 
 def simulate_setup(setup: Setup) -> Outcome:
     """Play one strategy."""
+    with without_collector():
+        return _simulated(setup)
+
+
+def _simulated(setup: Setup) -> Outcome:
     programs, on_device, cycle = settle(setup)
-    if any((program.mem_kind == Mem.RECORD_STREAM).any() for program in programs):
+    if has_allocator(setup) and any((program.mem_kind == Mem.RECORD_STREAM).any() for program in programs):
         on_device = wait_for_streams(setup, programs, on_device)
     memories = [fit_memory(setup, memory) for memory in on_device]
     fits = all(memory.out_of_memory is None for memory in on_device)
@@ -226,16 +234,22 @@ def simulate_setup(setup: Setup) -> Outcome:
 def settle(setup: Setup) -> tuple[list[Program], list[MemoryTimeline], Cycle]:
     """Programs and memory on the device of every rank, as far as a whole steady cycle; or until memory runs out."""
     recorded = [record(setup, steps_to_record(setup), rank=rank) for rank in range(setup.stages)]
-    plays = [device_play(setup) for _ in recorded]
+    plays = [device_play(setup) for _ in recorded] if has_allocator(setup) else []
     for steps in range(steps_to_record(setup), MOST_STEPS + 1):
         programs = _extended(setup, recorded, steps)
-        memories = [play.play(program) for play, program in zip(plays, programs)]
+        if plays:
+            memories = [play.play(program) for play, program in zip(plays, programs)]
+        else:
+            memories = [device_memory(setup, program) for program in programs]
         if any(memory.out_of_memory is not None for memory in memories):
             return programs, memories, Cycle(1, 1)
         cycle = find_cycle(memories)
         if cycle is not None:
-            programs = [cut(program, cycle.steps) for program in programs]
-            return programs, [memory.until(program) for memory, program in zip(memories, programs)], cycle
+            recorded.clear()
+            for rank, program in enumerate(programs):  # one by one: large runs have no room for all of them twice
+                programs[rank] = program = cut(program, cycle.steps)
+                memories[rank] = memories[rank].until(program) if plays else device_memory(setup, program)
+            return programs, memories, cycle
     return programs, memories, Cycle(1, MOST_STEPS - 1, settled=False)
 
 
@@ -299,13 +313,22 @@ def fit_memory(setup: Setup, on_device: MemoryTimeline) -> tuple[MemoryTimeline,
     """Memory on the device, and with memory without end (the same object where it fits unhindered)."""
     if on_device.out_of_memory is None and not any(action == "flush" for _, action, _ in on_device.driver_calls):
         return on_device, on_device
+    if not has_allocator(setup):
+        return on_device, sum_memory(on_device.program, UNLIMITED_BYTES)
     total = setup.cluster.usable_memory_bytes
     return on_device, play_memory(on_device.program, setup.allocator, total, UNLIMITED_BYTES, setup.torch)
 
 
 def device_memory(setup: Setup, program: Program) -> MemoryTimeline:
     """The program's memory on the device, until its end or an out-of-memory."""
+    if not has_allocator(setup):
+        return sum_memory(program, device_bytes(setup)[1])
     return device_play(setup).play(program)
+
+
+def has_allocator(setup: Setup) -> bool:
+    """Is PyTorch's allocator played? Else only the bytes of tensors are counted."""
+    return setup.allocator != ALLOCATOR_OFF
 
 
 def device_play(setup: Setup, clock: StreamClock | None = None) -> MemoryPlay:

@@ -55,9 +55,10 @@ class Feature:
 
 
 def has_families(facts: Facts) -> bool:
-    """Can its data parallelism be a family of `parallel` that stands alone? Megatron has its own."""
-    adapters = facts.says("model_name", ADAPTERS) or facts.says("notes", ADAPTERS)
-    return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not adapters
+    """Can its data parallelism be a family of `parallel` that stands alone? Megatron has its own; adapters and compiled
+    blocks are played with FSDP2 only."""
+    other = facts.says("model_name", ADAPTERS) or facts.says("notes", ADAPTERS) or compiled(facts)
+    return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not other
 
 
 def _shared(facts: Facts, label: str) -> bool:
@@ -149,6 +150,7 @@ FEATURES = (
         path="offload.states",
         needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
     ),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: {}),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -169,11 +171,19 @@ FEATURES = (
 )
 
 
+def compiled(facts: Facts) -> bool:
+    """With offload, compiled blocks are played in eager mode."""
+    return facts.says("compile", "^yes") and not _offload(facts)
+
+
 def _offloaded(facts: Facts) -> dict[str, Any]:
-    """Checkpointed layers' inputs, or what layers save; a ratio of the layers where the row prints one."""
+    """Checkpointed layers' inputs, or what layers save; a ratio of the layers where the row prints one, with stages of what
+    each saves for a micro-batch."""
     if facts.says("offload", "boundary|checkpoint|ckpt"):
         return {"what": "checkpoint_inputs"}
     share = re.search(r"ratio ([\d.]+)", facts.text["offload"])
+    if share and facts.pp > 1:
+        return {"what": "stage_activations", "share": float(share[1])}
     return {"what": "activations"} | ({"layers": f"ratio {float(share[1]):g}"} if share else {})
 
 

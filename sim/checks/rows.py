@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any
 
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, NotExpressible, left_out, missing, sections
+from sim.checks.features import PARTS, NotExpressible, compiled, left_out, missing, sections
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.cost.profile import profile_for
@@ -104,7 +104,8 @@ def plan_of(facts: Facts) -> Plan:
     if kernel is not None:
         document["attention_kernel"] = kernel
     if facts.says("compile", "^yes"):
-        assumptions.append("compiled in the source: played in eager mode, norms fused")
+        how = "block by block" if compiled(facts) else "in the source: played in eager mode, norms fused"
+        assumptions.append(f"compiled {how}")
     assumptions += left_out(facts)
     if software.extra:
         assumptions.append(software.extra)
@@ -205,7 +206,7 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         )
     if family == "gpt" and section["implementation"] != "megatron":
         section |= {"dropout": 0.0, "logits": "loss_upcast"}
-    if family == "llama" and facts.says("compile", "^yes"):
+    if family == "llama" and facts.says("compile", "^yes") and not compiled(facts):
         section["norm"] = "fused"  # as Inductor fuses what is written op by op
     elif family == "llama" and software.norm is not None:
         section["norm"] = software.norm

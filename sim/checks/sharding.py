@@ -16,7 +16,7 @@ KEEPS_GATHERED = r"shard_grad_op|zero-?2-like|hybrid_shard_zero2"
 def parallel(facts: Facts, software: Software, assumptions: list[str]) -> dict[str, Any]:
     """The section `parallel` of a row's data parallelism, as far as it is no feature (Megatron's is one).
 
-    A family stands alone: beside tensor, pipeline or context parallelism, or adapters, FSDP2 stands for it.
+    A family stands alone: beside tensor, pipeline or context parallelism, adapters or torch.compile, FSDP2 stands for it.
     """
     dp = facts.dp or 1
     label = facts.text.get("fsdp_or_zero", "").lower()

@@ -55,6 +55,9 @@ def run(
     ] = False,
     no_files: Annotated[bool, typer.Option("--no-files", help="Write no tables, traces and figures.")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path("out"),
+    every_rank: Annotated[
+        bool, typer.Option("--every-rank", help="Also write trace and snapshot of every pipeline rank, under ranks/.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if any strategy does not fit.")] = False,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field; repeatable.")
@@ -86,7 +89,10 @@ def run(
         if not no_files:
             every = strategy_folders(out, loaded.title, [setup.name for setup in loaded.strategies])
             folders = [folder for folder, setup in zip(every, loaded.strategies) if setup in setups]
-        tasks = [Task(scenario=loaded, setup=setup, folder=folder) for setup, folder in zip(setups, folders)]
+        tasks = [
+            Task(scenario=loaded, setup=setup, folder=folder, every_rank=every_rank)
+            for setup, folder in zip(setups, folders)
+        ]
         summary = summarize_run(loaded, tuple(answer.summary for answer in play_all(tasks, jobs)))
         written = [folder for folder in folders if folder is not None]
         if written:
@@ -112,9 +118,13 @@ def compare(
     files: Annotated[list[Path], typer.Argument(help="Scenario files, run folders, or summary.json files.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where compare.png goes.")] = Path("out"),
     no_files: Annotated[bool, typer.Option("--no-files", help="Draw no figure.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Draw compare.svg instead of compare.png.")] = False,
     jobs: Jobs = None,
 ) -> None:
     """Put strategies side by side, with differences against the first: a table, and all curves in compare.png.
+
+    "Bound by" is memory where a strategy does not fit, else what compute waits for most (network, PCIe, pipeline
+    bubble, host), with its share of the step; compute where no wait reaches a tenth.
 
     Example: python -m sim compare out/fsdp_ckpt/none out/fsdp_ckpt/full
     """
@@ -129,7 +139,7 @@ def compare(
         if (warning := token_warning(entries)) is not None:
             print(warning, file=sys.stderr)
         if not no_files:
-            written = write_comparison(out, entries)
+            written = write_comparison(out, entries, "svg" if svg else "png")
             console.print(f"\nFigure: {written}" if written else "\nNothing to draw.", soft_wrap=True)
         raise typer.Exit(exit_code([entry.summary.fits for entry in entries], strict=False))
 

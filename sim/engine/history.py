@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from sim.engine.allocator import AllocatorSettings, CachingAllocator
 from sim.engine.allocator.layout import SegmentLayout
 from sim.timeline.memory import MemoryTimeline
@@ -54,8 +56,7 @@ def record_history(
 
     for start, stop in ((0, first), (first, events)):
         part = slice(start, stop)
-        allocator.play(
-            program.mem_kind[part], program.mem_handle[part], program.mem_bytes[part], program.mem_stream[part]
-        )
+        columns = (program.mem_kind, program.mem_handle, program.mem_bytes, program.mem_stream)
+        allocator.play(*(column[part].astype(np.int64) for column in columns))
         allocator.trace = note
     return History(first, entries, allocator.segments())

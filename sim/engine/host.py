@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator, Sequence
 
 from simpy import Environment
@@ -11,7 +12,6 @@ from sim.engine.rendezvous import Rendezvous
 from sim.engine.stream import Stream
 from sim.program.passage import Passage
 from sim.program.world import BURST, DEVICE_SYNC, PASSAGE, SYNC, Burst, RankProgram, World
-from sim.timeline.records import RowTime
 
 
 class Host:
@@ -34,7 +34,7 @@ class Host:
         self._program, self._streams, self._rendezvous = program, streams, rendezvous
         self.at_row: int | None = None
         self.end_ns = 0.0
-        self.rows: list[RowTime] = []  # of the host alone
+        self.rows = array("d")  # of the host alone
 
     def run(self) -> Generator[Event, None, None]:
         """The process."""
@@ -55,7 +55,7 @@ class Host:
                     clock_ns = max(clock_ns, (yield from self._until_fired(argument)))
                 elif kind == DEVICE_SYNC:
                     clock_ns = max(clock_ns, (yield from self._until_idle()))
-                self.rows.append((row, start_ns, start_ns, clock_ns))
+                self.rows.extend((row, start_ns, start_ns, clock_ns))
                 continue
             stream = streams[to]
             template = several[kind][argument] if kind in several else None

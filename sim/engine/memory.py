@@ -43,9 +43,8 @@ class MemoryPlay:
         before = self._timeline
         first = before.played if before is not None else 0
         rest = slice(first, None)
-        played = self._allocator.play(
-            program.mem_kind[rest], program.mem_handle[rest], program.mem_bytes[rest], program.mem_stream[rest]
-        )
+        columns = (program.mem_kind, program.mem_handle, program.mem_bytes, program.mem_stream)
+        played = self._allocator.play(*(column[rest].astype(np.int64) for column in columns))
         timeline = MemoryTimeline(
             program=program,
             allocated_bytes=played.allocated_bytes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from simpy import Environment
 
 from sim.engine.deadlock import DeadlockError, Standstill, wait_cycle
@@ -55,7 +57,7 @@ def play(world: World, *, record_rates: bool = False) -> Played:
 
 def _played(host: Host, streams: list[Stream]) -> RankPlayed:
     return RankPlayed(
-        rows=[*host.rows, *(row for stream in streams for row in stream.rows)],
+        rows=array("d", b"".join([host.rows.tobytes(), *(stream.rows.tobytes() for stream in streams)])),
         pieces=[piece for stream in streams for piece in stream.pieces],
         parts=[part for stream in streams for part in stream.parts],
         host_end_ns=host.end_ns,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Generator
 
@@ -14,7 +15,7 @@ from sim.engine.gpu import Gpu
 from sim.engine.rendezvous import Rendezvous
 from sim.program.passage import Passage, reached, run
 from sim.program.world import BURST, MEET, PASSAGE, RECORD, WAIT, Burst, World
-from sim.timeline.records import Part, Piece, RowTime
+from sim.timeline.records import Part, Piece
 
 Entry = tuple[int, int, int, float, float]
 """(row, kind, argument, issue_ns, scale) of a queued row; a burst carries its host's clock before the first launch."""
@@ -35,7 +36,7 @@ class Stream:
         self.pending = 0
         self.at_row: int | None = None
         self.end_ns = 0.0
-        self.rows: list[RowTime] = []
+        self.rows = array("d")
         self.pieces: list[Piece] = []
         self.parts: list[Part] = []
 
@@ -80,7 +81,7 @@ class Stream:
                         yield firing
                 elif kind == MEET:
                     yield from rendezvous.meet(argument)
-                self.rows.append((row, issue_ns, start_ns, env.now))
+                self.rows.extend((row, issue_ns, start_ns, env.now))
             self.at_row, self.end_ns = None, env.now
             self.pending -= launches
             if self.pending <= self._drain_to:

@@ -12,6 +12,7 @@ from sim.model.calls import Tensor
 from sim.model.config import Lora, ModelConfig
 from sim.model.language_model import LanguageModel, Linear
 from sim.model.module import Module
+from sim.model.quantized import Linear4bit
 
 LINEARS: dict[tuple[str, str], dict[str, str]] = {
     ("llama", "torchtitan"): {
@@ -54,19 +55,45 @@ class PeftLinear(Module):
 
     def __init__(self, base: Linear, lora: Lora) -> None:
         outputs, inputs = base.weight.shape
-        self.base_layer = base
+        self.base_layer: Module = base
         self.dropout = lora.dropout
         self.lora_a, self.lora_b = Linear(inputs, lora.rank), Linear(lora.rank, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         dtype = result.dtype
-        x = x.to(self.lora_a.weight.tensor.dtype if self.lora_a.weight.tensor is not None else x.dtype)
+        x = x.to(self.adapter_dtype(x))
         result = result + self.lora_b(self.lora_a(F.dropout(x, self.dropout))) * SCALE
         return result.to(dtype)
 
+    def adapter_dtype(self, x: Tensor) -> str:
+        """What the input is cast to."""
+        weight = self.lora_a.weight.tensor
+        return x.dtype if weight is None else weight.dtype
 
-WRAPPERS: dict[str, type[LoraLinear | PeftLinear]] = {"torchtitan": LoraLinear, "transformers": PeftLinear}
+
+class PeftLinear4bit(PeftLinear):
+    """peft's lora.Linear4bit: the base's result is cloned, and the detour comes back in its dtype (without autocast)."""
+
+    def __init__(self, base: Linear, lora: Lora) -> None:
+        super().__init__(base, lora)
+        self.base_layer = Linear4bit(base.weight, lora.double_quantization)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = F.clone(self.base_layer(x))
+        x = x.to(self.adapter_dtype(x))
+        output = self.lora_b(self.lora_a(F.dropout(x, self.dropout))) * SCALE
+        output = output.to(result.dtype)
+        return result + output
+
+
+Adapted = LoraLinear | PeftLinear
+WRAPPERS: dict[tuple[str, str | None], type[Adapted]] = {
+    ("torchtitan", None): LoraLinear,
+    ("transformers", None): PeftLinear,
+    ("transformers", "nf4"): PeftLinear4bit,
+}
+"""By implementation and storage of the base."""
 
 
 def target_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
@@ -77,25 +104,29 @@ def target_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def add_adapters(model: LanguageModel, config: ModelConfig) -> None:
-    """Put adapters around the linear layers that `config.lora` names."""
+    """Put adapters around the linear layers that `config.lora` names, and quantize the others where it says so."""
     lora = config.lora
     if lora is None:
         return
     names = target_names(config)
     wrapped = {attribute for target in lora.targets for attribute in names[target]}
-    _wrap(model, wrapped, WRAPPERS[config.implementation], lora)
+    quantized = {attribute for attribute in names["all"] if lora.base is not None}
+    _wrap(model, config, lora, wrapped, quantized)
     model.name_paths()
 
 
-def _wrap(module: Module, names: set[str], wrapper: type[LoraLinear | PeftLinear], lora: Lora) -> None:
+def _wrap(module: Module, config: ModelConfig, lora: Lora, wrapped: set[str], quantized: set[str]) -> None:
     for name, child in list(module.children()):
-        if isinstance(child, Linear) and name in names:
-            adapted = wrapper(child, lora)
+        if isinstance(child, Linear) and name in wrapped:
+            base = lora.base if name in quantized else None
+            adapted = WRAPPERS[config.implementation, base](child, lora)
             for adapter in (adapted.lora_a, adapted.lora_b):
                 adapter.weight.dtype = lora.dtype
             setattr(module, name, adapted)
-            continue
-        _wrap(child, names, wrapper, lora)
+        elif isinstance(child, Linear) and name in quantized:
+            setattr(module, name, Linear4bit(child.weight, lora.double_quantization))
+        else:
+            _wrap(child, config, lora, wrapped, quantized)
 
 
 def is_trained(config: ModelConfig, name: str) -> bool:

@@ -15,13 +15,16 @@ Implementation = Literal["torchtitan", "transformers", "nanogpt", "megatron"]
 class Lora:
     """Adapters of low rank on linear layers, beside which nothing is trained.
 
-    `targets`: names of sim.model.adapters. `dtype` of the adapters; None: that of the parameters.
+    `targets`: names of sim.model.adapters. `dtype` of the adapters; None: that of the parameters. `base`: "nf4" stores
+    the frozen linear layers (not the head) in four bits, with `double_quantization` their scales in eight.
     """
 
     rank: int
     targets: tuple[str, ...]
     dropout: float = 0.0
     dtype: str | None = None
+    base: Literal["nf4"] | None = None
+    double_quantization: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

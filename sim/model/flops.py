@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.config import ModelConfig
@@ -16,8 +18,12 @@ MFU_FORMULA = (
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """All parameters, a shared one once."""
-    return sum(p.elements for p in build_model(config).parameters())
+    """All parameters, a shared one once; quantized ones count as what they were."""
+    return sum(p.elements for p in build_model(_unquantized(config)).parameters())
+
+
+def _unquantized(config: ModelConfig) -> ModelConfig:
+    return config if config.lora is None else replace(config, lora=replace(config.lora, base=None))
 
 
 def active_parameter_count(config: ModelConfig) -> int:
@@ -55,7 +61,7 @@ def _frozen_weights(config: ModelConfig) -> int:
     """Weights that work on a token and have no gradient of their own; the embedding table, which comes first, is none."""
     table, count = None if config.tied_embeddings else (config.vocab, config.hidden), 0
     passed, of = (1, 1) if config.experts is None else (config.experts.top_k, config.experts.count)
-    for name, parameter in build_model(config).named_parameters():
+    for name, parameter in build_model(_unquantized(config)).named_parameters():
         if parameter.shape == table:
             table = None
         elif not is_trained(config, name):

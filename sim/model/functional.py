@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sim.model.calls import Shape, Tensor, call, call_tuple
 from sim.model.module import Parameter
 from sim.model.shard.context import ContextParallel
+
+if TYPE_CHECKING:
+    from sim.model.quantized import Nf4Weight
 
 
 def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
     """x [..., in] times weight [out, in] transposed, plus bias [out]."""
     return call("linear", x, weight.tensor, bias.tensor if bias is not None else None)
+
+
+def nf4_linear(x: Tensor, weight: Nf4Weight) -> Tensor:
+    """x [..., in] times a four-bit weight [out, in], dequantized for the product."""
+    return call("nf4_linear", x, weight)
 
 
 def conv1d_linear(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:

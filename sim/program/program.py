@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,11 @@ import numpy.typing as npt
 from sim.program.kernels import Collective, HostCopy, HostWork, Kernel, Transfer
 
 Ints = npt.NDArray[np.int64]
+
+
+def narrow(values: Ints, dtype: type[np.signedinteger[Any]]) -> Ints:
+    """Whole numbers that are known to be small, in less memory; they are used like any others."""
+    return cast(Ints, values.astype(dtype))
 
 
 class Row(IntEnum):
@@ -120,7 +125,8 @@ class Mark:
 
 @dataclass(slots=True)
 class Program:
-    """What one rank issues. All columns are int64 arrays of equal length within their set."""
+    """What one rank issues. All columns are arrays of whole numbers, of equal length within their set; kinds, streams and
+    owners take 8 bits each, handles, arguments and row counts 32."""
 
     kernels: list[Kernel]
     collectives: list[Collective]

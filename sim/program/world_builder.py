@@ -41,6 +41,8 @@ class _Rank:
     run: list[int] = field(default_factory=list)
     run_stream: int = NO_STREAM
     run_scale: float = 1.0
+    columns: tuple[Ints, Ints, Ints, Ints] | None = None
+    """Rows given at once instead."""
 
 
 class WorldBuilder:
@@ -70,8 +72,8 @@ class WorldBuilder:
         self._meetings: list[Meeting] = []
         self._passages: list[Passage] = []
         self._events = 0
-        self._matched: dict[Hashable, list[int]] = {}  # the meetings of a communicator, in order
-        self._posts: dict[Hashable, int] = {}  # how many of them a party has posted
+        self._matched: dict[Hashable, tuple[list[int], dict[Party, int]]] = {}
+        """Per communicator: its meetings in order, and how many of them a party has posted."""
         self._problems: list[str] = []
 
     def launches(self, rank: int, stream: int, kernels: Iterable[int], scale: float = 1.0) -> None:
@@ -85,10 +87,6 @@ class WorldBuilder:
     def template(self, kernels: tuple[int, ...]) -> int:
         """Number of a burst of these kernels, to be played as often as it occurs."""
         return self._templates.setdefault(kernels, len(self._templates))
-
-    def burst(self, rank: int, stream: int, number: int) -> None:
-        """Launch a burst by its number."""
-        self._append(rank, BURST, stream, number, 0)
 
     def end_burst(self, rank: int) -> None:
         """Keep the launches so far apart from those that follow, so that equal layers share a template."""
@@ -122,7 +120,7 @@ class WorldBuilder:
         The n-th posts of all parties to the same parties over the same communicator are one meeting, which they must
         describe equally. A `Meeting` is a value: post one object as often as it occurs.
         """
-        number = self._match(meeting, (rank, stream), communicator)
+        number = self.match(meeting, (rank, stream), communicator)
         self._append(rank, MEET, stream, number, host_ns)
         return number
 
@@ -134,6 +132,15 @@ class WorldBuilder:
     def passes(self, rank: int, stream: int, number: int) -> None:
         """Issue a passage whose main stream is `stream`."""
         self._append(rank, PASSAGE, stream, number, 0)
+
+    def events(self, count: int) -> int:
+        """Reserve so many events for rows given as columns; returns the first number."""
+        self._events += count
+        return self._events - count
+
+    def rows(self, rank: int, kind: Ints, stream: Ints, argument: Ints, host_ns: Ints) -> None:
+        """All rows of a rank at once, as columns: templates, meetings and events by their numbers."""
+        self._ranks[rank].columns = (kind, stream, argument, host_ns)
 
     def build(self) -> World:
         """The world, validated; raises `WorldError` with every problem."""
@@ -171,15 +178,16 @@ class WorldBuilder:
         numbers = list(kernels)
         return Burst(self._launch_ns[numbers], np.ascontiguousarray(self._kernel_ns[:, numbers]))
 
-    def _match(self, meeting: Meeting, party: Party, communicator: Hashable) -> int:
-        matched = self._matched.setdefault((communicator, meeting.parties), [])
-        turn = self._posts.get((communicator, meeting.parties, party), 0)
-        self._posts[communicator, meeting.parties, party] = turn + 1
+    def match(self, meeting: Meeting, party: Party, communicator: Hashable = None) -> int:
+        """Number of the meeting that a party posts next over this communicator."""
+        matched, turns = self._matched.setdefault((communicator, meeting.parties), ([], {}))
+        turn = turns.get(party, 0)
+        turns[party] = turn + 1
         if turn == len(matched):
             matched.append(len(self._meetings))
             self._meetings.append(meeting)
         number = matched[turn]
-        if self._meetings[number] != meeting:
+        if self._meetings[number] is not meeting and self._meetings[number] != meeting:
             self._problems.append(f"meeting {number}: rank {party[0]} posts {meeting}, others {self._meetings[number]}")
         return number
 
@@ -192,6 +200,8 @@ def _whole(values: npt.ArrayLike, name: str) -> Ints:
 
 
 def _columns(rank: _Rank) -> RankProgram:
+    if rank.columns is not None:
+        return RankProgram(rank.streams, *rank.columns, scale=np.ones(len(rank.columns[0])))
     kind, stream, argument, host_ns, scale = zip(*rank.rows) if rank.rows else ((),) * 5
     return RankProgram(
         streams=rank.streams,

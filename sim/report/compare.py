@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
+from rich.text import Text
 
 from sim.api import load
-from sim.report.console import Unit, verdict
+from sim.report.bound import bound_by
+from sim.report.console import BAD, GOOD, Unit, verdict
 from sim.report.errors import cannot_write
 from sim.report.figure import compare_figure, save
 from sim.report.files import write_atomically
@@ -75,30 +78,40 @@ def compare_tables(entries: Sequence[Entry], width: int) -> list[Table]:
     first = strategies[0]
 
     def relative(
-        figure: Callable[[StrategySummary], float | None], shown: Callable[[float | None], str]
+        figure: Callable[[StrategySummary], float | None], shown: Callable[[float | None], str], less_is_good: bool
     ) -> Callable[[StrategySummary], Cell]:
-        def cell(s: StrategySummary) -> str:
+        def cell(s: StrategySummary) -> Cell:
             value, base = figure(s), figure(first)
             if value is None or not base or s is first:
                 return shown(value)
-            return f"{shown(value)} {value / base - 1:+.1%}"
+            return coloured(shown(value), f"{value / base - 1:+.1%}", value - base, less_is_good)
 
         return cell
 
     def more(figure: Callable[[StrategySummary], int]) -> Callable[[StrategySummary], Cell]:
-        return lambda s: (
-            unit.of_bytes(figure(s)) + ("" if s is first else f" {_signed(figure(s) - figure(first), unit)}")
-        )
+        def cell(s: StrategySummary) -> Cell:
+            size, change = unit.of_bytes(figure(s)), figure(s) - figure(first)
+            return size if s is first else coloured(size, _signed(change, unit), change, less_is_good=True)
+
+        return cell
 
     columns = [
-        Column("step", relative(lambda s: s.step_time_s, duration_of)),
-        Column("tok/s/GPU", relative(lambda s: s.tokens_per_s_per_gpu, whole)),
+        Column("step", relative(lambda s: s.step_time_s, duration_of, less_is_good=True)),
+        Column("tok/s/GPU", relative(lambda s: s.tokens_per_s_per_gpu, whole, less_is_good=False)),
         Column(f"active {unit.name}", more(lambda s: s.peak_active_bytes)),
         Column("reserved", more(lambda s: s.peak_reserved_bytes)),
         Column("recompute", _recompute),
+        Column("bound by", bound_by, "left"),
         Column("fits", lambda s: verdict(s, unit), "left"),
     ]
     return strategy_tables("strategy", strategies, columns, width, entry_names(entries))
+
+
+def coloured(figure: str, change: str, difference: float, less_is_good: bool) -> Text:
+    """A figure and its change: green where it is for the better, red where not."""
+    if not difference:
+        return Text(f"{figure} {change}")
+    return Text.assemble(f"{figure} ", (change, GOOD if (difference < 0) == less_is_good else BAD))
 
 
 def _signed(count: int, unit: Unit) -> str:
@@ -133,16 +146,16 @@ def token_warning(entries: Sequence[Entry]) -> str | None:
     return f"warning: tokens per step differ ({listed}): compare tokens/s/GPU, not step times"
 
 
-def write_comparison(out: Path, entries: Sequence[Entry]) -> Path | None:
-    """Write compare.png with every entry that has a picture; returns its path. Raises RunError."""
+def write_comparison(out: Path, entries: Sequence[Entry], form: Literal["png", "svg"] = "png") -> Path | None:
+    """Write compare.png (or .svg) with every entry that has a picture; returns its path. Raises RunError."""
     named = zip(entry_names(entries), entries)
     cells = [(cell_title(name, entry), entry.picture) for name, entry in named if entry.picture is not None]
     if not cells:
         return None
-    path = out / "compare.png"
+    path = out / f"compare.{form}"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: save(compare_figure(cells), file))
+        write_atomically(path, lambda file: save(compare_figure(cells), file, form))
     except OSError as error:
         raise cannot_write(error, path) from None
     return path

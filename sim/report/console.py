@@ -60,6 +60,10 @@ def show_run(console: Console, run: RunSummary, folders: Sequence[Path] = ()) ->
         for table in strategy_tables(heading, run.strategies, columns, console.width):
             console.print(table, "")
     console.print(explanations(run.strategies), "")
+    for note in run.notes:
+        console.print(note)
+    if run.notes:
+        console.print()
     for line in footnotes(run):
         console.print(Text(line, style=DIM))
     for warning in run.warnings:

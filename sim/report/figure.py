@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -281,11 +281,11 @@ def _legend_of_all(figure: Figure, pictures: Sequence[Picture], left: float) -> 
     figure.legend(handles=work, loc="upper left", bbox_to_anchor=(left, below), title="work", **look)
 
 
-def save(figure: Figure, file: BinaryIO) -> None:
-    """Write a figure as PNG. Signs that the font lacks are drawn as boxes, without a word on the console."""
+def save(figure: Figure, file: BinaryIO, form: Literal["png", "svg"] = "png") -> None:
+    """Write a figure. Signs that the font lacks are drawn as boxes, without a word on the console."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from")
-        figure.savefig(file, format="png")
+        figure.savefig(file, format=form)
 
 
 def title_of(scenario: str, picture: Picture, headroom_bytes: int) -> str:

@@ -6,11 +6,12 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from sim.api import Outcome
+from sim.api import Outcome, has_allocator
 from sim.report.errors import RunError, cannot_write
 from sim.report.figure import save, timeline_figure, title_of
 from sim.report.picture import Picture, save_picture
@@ -26,6 +27,8 @@ SUMMARY, KERNELS, MEMORY, TRACE, SNAPSHOT, FIGURE, PICTURE = (
 )  # fmt: skip
 SCENARIO = "scenario.yaml"
 """Beside a run's summary: the scenario, whole."""
+RANKS = "ranks"
+"""Folder of every simulated rank's trace and snapshot, where they are asked for."""
 FILES = (FIGURE, TRACE, SNAPSHOT, KERNELS, MEMORY, PICTURE, SUMMARY)
 LONGEST_FOLDER = 80
 
@@ -91,7 +94,14 @@ def strategy_folders(out: Path, title: str, strategies: Sequence[str]) -> list[P
     return folders
 
 
-def write_files(folder: Path, outcome: Outcome, ranks: Sequence[Lanes], picture: Picture, summary: RunSummary) -> None:
+def write_files(
+    folder: Path,
+    outcome: Outcome,
+    ranks: Sequence[Lanes],
+    picture: Picture,
+    summary: RunSummary,
+    every_rank: bool = False,
+) -> None:
     """Everything that one strategy leaves. Raises OSError. With a pipeline, the tables are those of the worst rank.
 
     `ranks` are the outcome's `shown_lanes`: out of memory, tables and trace hold what was allocated until then, timed
@@ -99,20 +109,47 @@ def write_files(folder: Path, outcome: Outcome, ranks: Sequence[Lanes], picture:
     """
     import pyarrow.parquet as parquet
 
-    memory, cluster = outcome.memory, outcome.setup.cluster
+    memory = outcome.memory
     lanes = ranks[outcome.ranks.index(outcome.worst)]
-    rank = Rank(0, cluster.gpus, cluster.gpu.title, cluster.gpu.memory_bytes)
+    rank = rank_of(outcome, outcome.ranks.index(outcome.worst))
     title = title_of(summary.title, picture, summary.strategies[0].headroom_bytes)
     kernels, allocations = kernel_table(lanes), memory_table(memory, lanes)
     trace, text = trace_bytes(memory, lanes, rank), to_json(summary) + "\n"
-    snapshot = snapshot_bytes(outcome.setup, memory, lanes)
+    snapshot = snapshot_bytes(outcome.setup, memory, lanes) if has_allocator(outcome.setup) else None
     write_atomically(folder / KERNELS, lambda file: parquet.write_table(kernels, file))
     write_atomically(folder / MEMORY, lambda file: parquet.write_table(allocations, file))
     write_atomically(folder / TRACE, lambda file: file.write(trace))
-    write_atomically(folder / SNAPSHOT, lambda file: file.write(snapshot))
+    if snapshot is None:
+        (folder / SNAPSHOT).unlink(missing_ok=True)  # of an earlier run
+    else:
+        write_atomically(folder / SNAPSHOT, lambda file: file.write(snapshot))
     write_atomically(folder / FIGURE, lambda file: save(timeline_figure(picture, title), file))
     write_atomically(folder / PICTURE, lambda file: save_picture(file, picture))
+    if every_rank:
+        write_ranks(folder / RANKS, outcome, ranks)
     write_atomically(folder / SUMMARY, lambda file: file.write(text.encode()))
+
+
+def write_ranks(folder: Path, outcome: Outcome, ranks: Sequence[Lanes]) -> None:
+    """Trace and snapshot of every simulated rank, by its number among all: rank0.json.gz, rank0.pickle. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    for number, (played, lanes) in enumerate(zip(outcome.ranks, ranks)):
+        rank = rank_of(outcome, number)
+        trace = trace_bytes(played.memory, lanes, rank)
+        write_atomically(folder / f"rank{rank.rank}.json.gz", partial(_write, trace))
+        snapshot = snapshot_bytes(outcome.setup, played.memory, lanes)
+        write_atomically(folder / f"rank{rank.rank}.pickle", partial(_write, snapshot))
+
+
+def _write(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
+
+
+def rank_of(outcome: Outcome, number: int) -> Rank:
+    """The simulated rank as one of all: the first of those that it stands for."""
+    cluster = outcome.setup.cluster
+    world_rank = outcome.setup.mesh.rank({"pp": number})
+    return Rank(world_rank, cluster.gpus, cluster.gpu.title, cluster.gpu.memory_bytes)
 
 
 def write_run(folder: Path, summary: RunSummary, scenario: str) -> None:

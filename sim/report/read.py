@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sim.report.errors import RunError
 from sim.report.files import MEMORY, PICTURE, SUMMARY
+from sim.report.notes import between
 from sim.report.picture import Picture, load_picture
 from sim.report.summary import RunSummary, StrategySummary, fingerprint
 from sim.scenario.setup import Scenario
@@ -69,4 +70,5 @@ def with_earlier(folder: Path, run: RunSummary, scenario: Scenario) -> RunSummar
     setups = {setup.name: setup for setup in scenario.strategies}
     found = {s.name: s for s in earlier if s.name in setups and s.fingerprint == fingerprint(setups[s.name])}
     found |= {s.name: s for s in run.strategies}
-    return replace(run, strategies=tuple(found[name] for name in setups if name in found))
+    strategies = tuple(found[name] for name in setups if name in found)
+    return replace(run, strategies=strategies, notes=between(scenario, strategies))

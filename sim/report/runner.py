@@ -35,13 +35,15 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One strategy to play. `folder`: for its files; `picture`: hand it back; `search`: for the largest micro-batch."""
+    """One strategy to play. `folder`: for its files; `picture`: hand it back; `search`: for the largest micro-batch;
+    `every_rank`: files of every simulated rank, not of the worst alone."""
 
     scenario: Scenario
     setup: Setup
     folder: Path | None = None
     picture: bool = False
     search: bool = True
+    every_rank: bool = False
 
     @property
     def name(self) -> str:
@@ -78,7 +80,8 @@ def play_task(task: Task) -> Answer:
     picture = picture_of(outcome, lanes)
     if task.folder is not None:
         try:
-            write_files(task.folder, outcome, lanes, picture, summarize_run(task.scenario, (summary,)))
+            run = summarize_run(task.scenario, (summary,))
+            write_files(task.folder, outcome, lanes, picture, run, task.every_rank)
         except OSError as error:
             raise cannot_write(error, task.folder) from None
     return Answer(summary=summary, picture=picture if task.picture else None)

@@ -18,7 +18,7 @@ from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
 from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.levers import Lever, find_lever
-from sim.report.notes import notes
+from sim.report.notes import between, notes
 from sim.report.parameter_bytes import bytes_per_parameter
 from sim.scenario.setup import Scenario, Setup
 from sim.scenario.versions import RECORDED_ALLOCATOR, RECORDED_AUTOGRAD, minor_of
@@ -180,6 +180,7 @@ class RunSummary:
     gpus: int
     mfu_formula: str
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
     strategies: tuple[StrategySummary, ...]
 
     @property
@@ -209,6 +210,7 @@ def summarize_run(scenario: Scenario, strategies: tuple[StrategySummary, ...]) -
         gpus=first.cluster.gpus,
         mfu_formula=MFU_FORMULA,
         warnings=scenario.warnings,
+        notes=between(scenario, strategies),
         strategies=strategies,
     )
 

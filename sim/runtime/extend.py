@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim.program.program import Ints, Mark, Mem, Program, Row
+from sim.program.program import Ints, Mark, Mem, Program, Row, narrow
 
 RECORDED_STEPS = 3
 
@@ -52,12 +52,15 @@ def extend(program: Program, steps: int) -> Program:
         program,
         row_kind=repeated(program.row_kind, rows),
         row_stream=repeated(program.row_stream, rows),
-        row_argument=np.concatenate(
-            [program.row_argument, *(argument + numbered * events_per_step * n for n in extra)]
+        row_argument=narrow(
+            np.concatenate([program.row_argument, *(argument + numbered * events_per_step * n for n in extra)]),
+            np.int32,
         ),
         row_where=repeated(program.row_where, rows),
         mem_kind=repeated(program.mem_kind, events),
-        mem_handle=np.concatenate([program.mem_handle, *(handle + moves * per_step * n for n in extra)]),
+        mem_handle=narrow(
+            np.concatenate([program.mem_handle, *(handle + moves * per_step * n for n in extra)]), np.int32
+        ),
         mem_bytes=repeated(program.mem_bytes, events),
         mem_stream=repeated(program.mem_stream, events),
         mem_row=np.concatenate([program.mem_row, *(program.mem_row[events] + row_count * n for n in extra)]),
@@ -72,29 +75,29 @@ def extend(program: Program, steps: int) -> Program:
 
 
 def cut(program: Program, steps: int) -> Program:
-    """The first `steps` steps of a program."""
+    """The first `steps` steps of a program, in memory of their own."""
     end = next(mark for mark in program.marks if mark.name == f"s{steps - 1}.end")
     rows, events = end.rows, end.memory_events
     handles = int((program.mem_kind[:events] == Mem.ALLOC).sum())
     host = int(np.searchsorted(program.host_row, rows))
     return replace(
         program,
-        row_kind=program.row_kind[:rows],
-        row_stream=program.row_stream[:rows],
-        row_argument=program.row_argument[:rows],
-        row_where=program.row_where[:rows],
-        mem_kind=program.mem_kind[:events],
-        mem_handle=program.mem_handle[:events],
-        mem_bytes=program.mem_bytes[:events],
-        mem_stream=program.mem_stream[:events],
-        mem_row=program.mem_row[:events],
-        mem_where=program.mem_where[:events],
-        owners=program.owners[:handles],
+        row_kind=program.row_kind[:rows].copy(),
+        row_stream=program.row_stream[:rows].copy(),
+        row_argument=program.row_argument[:rows].copy(),
+        row_where=program.row_where[:rows].copy(),
+        mem_kind=program.mem_kind[:events].copy(),
+        mem_handle=program.mem_handle[:events].copy(),
+        mem_bytes=program.mem_bytes[:events].copy(),
+        mem_stream=program.mem_stream[:events].copy(),
+        mem_row=program.mem_row[:events].copy(),
+        mem_where=program.mem_where[:events].copy(),
+        owners=program.owners[:handles].copy(),
         marks=program.marks[: program.marks.index(end) + 1],
         events=_events_before(program, rows),
-        host_row=program.host_row[:host],
-        host_bytes=program.host_bytes[:host],
-        host_used=program.host_used[:host],
+        host_row=program.host_row[:host].copy(),
+        host_bytes=program.host_bytes[:host].copy(),
+        host_used=program.host_used[:host].copy(),
     )
 
 

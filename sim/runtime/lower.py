@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from sim.program.program import (
     Program,
     Row,
 )
-from sim.program.world import Meeting, World
-from sim.program.world_builder import WorldBuilder
+from sim.program.world import BURST, DEVICE_SYNC, HOST, MEET, PASSAGE, RECORD, SYNC, WAIT, Bools, Meeting, World
+from sim.program.world_builder import NO_ARGUMENT, NO_STREAM, WorldBuilder
 from sim.runtime.sections import Piece, SectionRow, Transfers, decoded, passage_of, pieces, section_codes
 
 REDUCED_OVER_CONTEXT = ("dp", "fsdp")
@@ -40,6 +39,10 @@ OTHER_END = {
 }
 DOWN_WEIGHT = 2
 """Both ways at once, copies to the host get twice what copies from it get: 24-25 and 11-13 GB/s on A100 (COSTS.md 4)."""
+WorldRow = tuple[int, int, int, int, int]
+"""(order, kind, stream, argument, host_ns); the order is that of issue: twice the program's row, and one for the row."""
+EVENT_KINDS = np.zeros(len(Row), np.int64)
+EVENT_KINDS[[Row.RECORD, Row.WAIT, Row.SYNC]] = RECORD, WAIT, SYNC
 COPY_LEVEL, COLLECTIVE_LEVEL = 1, 2  # of contention: kernels beside a copy engine, beside a collective
 
 
@@ -157,8 +160,8 @@ class _Lowering:
         self.builder = builder
         self.cutter = cutter
         self.meetings: dict[tuple[object, int], Meeting] = {}
-        self.events: dict[int, int] = {}  # program's number -> world's number
-        self.event_ns = cost.host.event_ns
+        self.first_event = builder.events(program.events)
+        self.rows: list[WorldRow] = []  # all but those about events
 
     def run(self, host_calls: Iterable[HostCall]) -> Ints:
         """Returns the rows' places among the expanded entries."""
@@ -188,35 +191,47 @@ class _Lowering:
         transfers = (kinds == Row.COLLECTIVE) & (streams == TENSOR)
         coded[transfers] = self.collective_numbers[arguments[transfers]]
         codes = section_codes(kinds, streams, coded, starts)
-        borders = [*np.flatnonzero(starts).tolist(), rows]
+        borders = np.append(np.flatnonzero(starts), rows)
+        alone = np.zeros(rows, bool)
+        alone[borders[:-1][~inside[borders[:-1]]]] = True
+        within = inside[borders[:-1]]
+        for first, end in zip(borders[:-1][within].tolist(), borders[1:][within].tolist()):
+            self._section(codes[first:end], first, int(streams[first]), alone)
+        on_events = alone & np.isin(kinds, (Row.RECORD, Row.WAIT, Row.SYNC))
+        others = np.flatnonzero(alone & ~on_events)
+        columns = (others, kinds[others], streams[others], arguments[others])
+        for row, kind, stream, argument in zip(*(column.tolist() for column in columns)):
+            self._row(row, kind, stream, argument)
         inserted = np.zeros(rows + 1, np.int64)
-        inside_list = inside[borders[:-1]].tolist()
-        columns = kinds.tolist(), streams.tolist(), arguments.tolist()
-        for number, (first, end) in enumerate(pairwise(borders)):
-            for call in calls_at.get(first, ()):
-                inserted[first] += self._driver(call)
-            if inside_list[number]:
-                self._section(codes[first:end], first, columns)
-            else:
-                self._row(*(column[first] for column in columns))
-        for call in calls_at.get(rows, ()):
-            self._driver(call)
+        for row, calls in calls_at.items():
+            for call in calls:
+                inserted[row] += self._driver(2 * row, call)
+        self._hand_over(np.flatnonzero(on_events))
         return np.arange(rows) + np.cumsum(inserted[:rows])
 
-    def _section(self, codes: Ints, first: int, columns: tuple[list[int], list[int], list[int]]) -> None:
-        builder, rank = self.builder, self.rank
+    def _hand_over(self, events: Ints) -> None:
+        """All rows to the builder, in the order in which they are issued; `events`: rows that record or await one."""
+        program = self.program
+        kinds = program.row_kind[events].astype(np.int64)
+        syncs = kinds == Row.SYNC
+        order, kind, stream, argument, host_ns = np.array(self.rows, np.int64).reshape(-1, 5).T
+        issued = np.argsort(np.concatenate((order, 2 * events + 1)), kind="stable")
+        columns = (
+            (kind, EVENT_KINDS[kinds]),
+            (stream, np.where(syncs, NO_STREAM, program.row_stream[events])),
+            (argument, program.row_argument[events].astype(np.int64) + self.first_event),
+            (host_ns, np.where(syncs, 0, self.cost.host.event_ns)),
+        )
+        self.builder.rows(self.rank, *(np.concatenate(column)[issued] for column in columns))
+
+    def _section(self, codes: Ints, first: int, stream: int, alone: Bools) -> None:
+        """What it is cut into; rows that stand alone are marked."""
         for piece, number in self.cutter.cut(codes):
-            if piece.form == "passage":
-                builder.passes(rank, COMPUTE, number)
-            elif piece.form == "burst":
-                builder.burst(rank, columns[1][first], number)
+            if piece.form == "rows":
+                alone[first + piece.first : first + piece.end] = True
             else:
-                for row in range(first + piece.first, first + piece.end):
-                    kind, stream, argument = (column[row] for column in columns)
-                    if kind == Row.LAUNCH:
-                        builder.launches(rank, stream, (argument,))
-                    else:
-                        self._row(kind, stream, argument)
+                kind = PASSAGE if piece.form == "passage" else BURST
+                self.rows.append((2 * (first + piece.first) + 1, kind, stream, number, 0))
 
     def _tensor_link_is_private(self) -> bool:
         """Nothing but what the tensor-parallel stream's own collectives move crosses the link that they use, and kernels
@@ -238,31 +253,31 @@ class _Lowering:
         alone = not program.row_stream[kinds == Row.LAUNCH].any()
         return bool(own) and alone and not own & {kind for private, kind in used if not private}
 
-    def _driver(self, call: HostCall) -> int:
+    def _driver(self, order: int, call: HostCall) -> int:
         """Returns the number of entries it takes."""
         if call.waits:
-            self.builder.device_sync(self.rank)
-        self.builder.host(self.rank, call.host_ns)
+            self.rows.append((order, DEVICE_SYNC, NO_STREAM, NO_ARGUMENT, 0))
+        self.rows.append((order, HOST, NO_STREAM, NO_ARGUMENT, call.host_ns))
         return 2 if call.waits else 1
 
-    def _row(self, kind: int, stream: int, argument: int) -> None:
-        builder, rank = self.builder, self.rank
-        if kind == Row.RECORD:
-            self.events[argument] = builder.record(rank, stream, self.event_ns)
-        elif kind == Row.WAIT:
-            builder.wait(rank, stream, self.events[argument], self.event_ns)
-        elif kind == Row.SYNC:
-            builder.sync(rank, self.events[argument])
-        elif kind == Row.COLLECTIVE:
-            collective = self.program.collectives[argument]
-            builder.meet(rank, stream, self._meeting(collective, stream), self.cost.collective_host_ns(collective))
-        elif kind in (Row.SEND, Row.RECEIVE):
-            transfer = self._transfer(self.program.transfers[argument], stream, kind == Row.SEND)
-            builder.meet(rank, stream, transfer, self.cost.host.collective_ns)
-        elif kind == Row.COPY:
-            builder.meet(rank, stream, self._copy(self.program.copies[argument], stream), self.cost.host.launch_ns)
+    def _row(self, row: int, kind: int, stream: int, argument: int) -> None:
+        program, order = self.program, 2 * row + 1
+        if kind == Row.LAUNCH:
+            self.rows.append((order, BURST, stream, self.builder.template((argument,)), 0))
+        elif kind == Row.HOST:
+            host_ns = self.cost.host_work_ns(program.host_works[argument])
+            self.rows.append((order, HOST, NO_STREAM, NO_ARGUMENT, host_ns))
         else:
-            builder.host(rank, self.cost.host_work_ns(self.program.host_works[argument]))
+            if kind == Row.COLLECTIVE:
+                collective = program.collectives[argument]
+                meeting, host_ns = self._meeting(collective, stream), self.cost.collective_host_ns(collective)
+            elif kind == Row.COPY:
+                meeting, host_ns = self._copy(program.copies[argument], stream), self.cost.host.launch_ns
+            else:
+                meeting = self._transfer(program.transfers[argument], stream, kind == Row.SEND)
+                host_ns = self.cost.host.collective_ns
+            number = self.builder.match(meeting, (self.rank, stream))
+            self.rows.append((order, MEET, stream, number, host_ns))
 
     def _link(self, kind: int, rank: int) -> int:
         """Number of a rank's own link."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -31,11 +31,12 @@ from sim.runtime.recorder import Operators, Position
 from sim.runtime.schedules import Action, Kind, Step, orders, parts_of, with_transfers
 from sim.runtime.schedules.folding import Fold, fold
 from sim.runtime.split_backward import SplitBackward
+from sim.runtime.stage_offload import StageOffload, without_input
 from sim.runtime.tape import Tape
 from sim.runtime.templates import MicroBatch
 from sim.runtime.tensor import Tensor
 from sim.runtime.unfold import Folded
-from sim.scenario.setup import Pipeline
+from sim.scenario.setup import Offload, Pipeline
 
 SEND, RECEIVE = Operators.number("pipeline::send"), Operators.number("pipeline::receive")
 EARLY = ("interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v")
@@ -96,12 +97,15 @@ class PipelineRank:
     keeps: int
     """So many micro-batches in flight per stage are not recomputed."""
     folds: bool = False
+    offload: Offload | None = None
+    """Of stage_activations: bundles leave and come back between actions."""
     received: list[Action] = field(init=False)
     """In the whole schedule."""
     fold: Fold | None = field(init=False, default=None)
     folded: list[Folded] = field(init=False, default_factory=list)
     """Where it was, in every step of the script."""
     steps: Sequence[Step] = field(init=False)
+    _bundles: StageOffload | None = field(init=False, default=None)
     _runs: dict[tuple[int, int], _Run] = field(init=False, default_factory=dict)
     _buffers: dict[Action, Tensor] = field(init=False, default_factory=dict)  # by what is received
     _arrived: dict[Action, int] = field(init=False, default_factory=dict)  # events
@@ -118,6 +122,9 @@ class PipelineRank:
         if self.fold is not None:
             self.steps = self.fold.steps
             self.micro_batches = len({step.action.micro_batch for step in self.steps})
+        if self.offload is not None:
+            computed = [step.action for step in self.steps if step.receives is None and step.sends is None]
+            self._bundles = StageOffload(self.tape, self.offload, computed)
 
     def _make_buffers(self) -> None:
         """Buffers for everything that will be received, stage by stage: inputs first, then gradients."""
@@ -130,6 +137,7 @@ class PipelineRank:
         if self.wire.kept and not self._buffers:
             with self.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
                 self._make_buffers()
+        place = 0
         passed: list[Position] = []
         for step in self.steps:
             if self.fold is not None:
@@ -139,6 +147,9 @@ class PipelineRank:
             elif step.sends is not None:
                 self._send(step.action, step.sends)
             else:
+                if self._bundles is not None:
+                    self._bundles.before(place)
+                place += 1
                 self._compute(step.action)
                 mark(f"{'fwd' if step.action.kind is Kind.FORWARD else 'bwd'}{step.action.micro_batch}")
         passed.append(self.tape.recorder.position())
@@ -173,7 +184,12 @@ class PipelineRank:
         keeps = sum(run.kept for (number, _), run in self._runs.items() if number == action.stage) < self.keeps
         self.tape.micro_batch = MicroBatch(action.micro_batch, is_first, in_order)
         self.tape.recomputes = not keeps
-        output, rest = stage.forward(leaf, action.micro_batch)
+        with self._bundles.saving(action) if self._bundles is not None else nullcontext():
+            given = leaf
+            if self._bundles is not None and leaf is not None:
+                leaf, given = without_input(self.tape, leaf)
+            output, rest = stage.forward(given, action.micro_batch)
+            del given
         self.tape.micro_batch, self.tape.recomputes = None, True
         if not stage.is_last:
             assert (output.shape, output.dtype) == (self.wire.shape, self.wire.dtype), "stages hand on something else"

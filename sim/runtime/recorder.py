@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostCopy, HostWork, Kernel, Memory, Transfer, Work
-from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row
+from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row, narrow
 
 
 class OutOfMemory(Exception):
@@ -61,9 +61,11 @@ class Recording:
     events of `rows` from the first that it records (negative where an earlier one is awaited); it records `recorded`."""
 
     rows: Ints
+    event_step: Ints
+    """What a row grows by for each event recorded before."""
     row_where: Ints
-    memory_kind: Ints
-    memory_handle: Ints
+    memory: Ints
+    """Handle << 2 | kind."""
     memory_row: Ints
     memory_where: Ints
     bytes: list[int]
@@ -76,9 +78,14 @@ class Recording:
         """Allocations made."""
         return len(self.bytes)
 
+    @property
+    def memory_handle(self) -> Ints:
+        """Per memory event."""
+        return self.memory >> 2
+
     def rebased(self, kind: Ints, first: tuple[int, ...]) -> Recording:
         """Handles counted from `first[kind]` of each event."""
-        return replace(self, memory_handle=self.memory_handle - np.array(first, np.int64)[kind])
+        return replace(self, memory=self.memory - (np.array(first, np.int64)[kind] << 2))
 
 
 class Recorder:
@@ -280,10 +287,10 @@ class Recorder:
         memory = np.array(self._memory[event:], np.int64)
         rows = np.array(self._rows[row:], np.int64)
         return Recording(
-            rows=rows - (np.isin(rows & 15, _RECORDED_EVENTS) * begin.recorded << _ARGUMENT_SHIFT),
+            rows=rows - (is_event := np.isin(rows & 15, _RECORDED_EVENTS) << _ARGUMENT_SHIFT) * begin.recorded,
+            event_step=is_event,
             row_where=np.array(self._row_where[row:], np.int64),
-            memory_kind=memory & 3,
-            memory_handle=memory >> 2,
+            memory=memory,
             memory_row=np.array(self._memory_row[event:], np.int64) - begin.rows,
             memory_where=np.array(self._memory_where[event:], np.int64),
             bytes=self._bytes[begin.handles :],
@@ -306,11 +313,11 @@ class Recorder:
     def append(self, recording: Recording, first_handle: Ints, places: Places) -> None:
         """Issue a recording again, at other places: `first_handle` per memory event."""
         self._close_chunk()
-        memory = (recording.memory_handle + first_handle) << 2 | recording.memory_kind
+        memory = recording.memory + (first_handle << 2)
         row_where, memory_where = places
         rows = recording.rows
         if recording.recorded:
-            rows = rows + (np.isin(rows & 15, _RECORDED_EVENTS) * self.events << _ARGUMENT_SHIFT)
+            rows = rows + recording.event_step * self.events
             self.events += recording.recorded
         self._chunks.append((rows, row_where, memory, recording.memory_row + self._rows_before, memory_where))
         self._rows_before += len(recording.rows)
@@ -359,17 +366,17 @@ class Recorder:
             host_works=list(self._host_works),
             paths=self._path_names,
             operators=Operators.names,
-            row_kind=rows & 15,
-            row_stream=rows >> 4 & 255,
-            row_argument=rows >> 12,
+            row_kind=narrow(rows & 15, np.int8),
+            row_stream=narrow(rows >> 4 & 255, np.int8),
+            row_argument=narrow(rows >> 12, np.int32),
             row_where=row_where,
-            mem_kind=kind,
-            mem_handle=handle,
+            mem_kind=narrow(kind, np.int8),
+            mem_handle=narrow(handle, np.int32),
             mem_bytes=np.where(is_alloc, sizes[handle], 0) if len(memory) else sizes,
             mem_stream=mem_stream,
             mem_row=memory_row,
             mem_where=memory_where,
-            owners=np.array(self.owners, np.int64),
+            owners=narrow(np.array(self.owners, np.int64), np.int8),
             marks=self.marks,
             events=self.events,
             facts=facts,

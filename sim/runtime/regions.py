@@ -14,6 +14,7 @@ from sim.model.language_model import LanguageModel
 from sim.model.module import Module, ModuleList
 from sim.model.parts import discardable_of, parts_of
 from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.compiled.region import CompiledBlock
 from sim.runtime.discarding import Consumer, DiscardedOutput
 from sim.runtime.selective import Selective, policy
 from sim.runtime.tape import Tape
@@ -148,7 +149,7 @@ def _cut(layers: list[Module], starts: tuple[int, ...]) -> list[list[Module]]:
 
 def blocks_of(layer: Module) -> list[Module]:
     """The blocks of a network that are in a layer as it is wrapped."""
-    if isinstance(layer, CheckpointWrapper):
+    if isinstance(layer, CheckpointWrapper | CompiledBlock):
         return blocks_of(layer.module)
     if isinstance(layer, Segment):
         return [block for part in layer.layers for block in blocks_of(part)]

@@ -167,7 +167,7 @@ class LayerNode:
                 template.forward = Stamp(
                     recording.rebased(kinds, (begin.handles, 0, 0, 0)), kinds, tape.sequence - sequence, self.paths
                 )
-                template.output = Born.of(output, begin.handles)
+                template.output = Born.of(output, range(begin.handles, recorder.position().handles))
                 template.bases = {self.paths: self.base}
                 template.holds = holds
                 template.input_owner = x.storage.owner if x.storage.owner != owner else None
@@ -241,8 +241,10 @@ class LayerNode:
         numbers = [BACKWARD, INCOMING, FORWARD, *range(HELD, HELD + len(is_held))]
         kinds = np.select(choices, numbers)
         bases = (first, begin.handles, incoming or 0, *(handle or 0 for handle in self.held_handles))
+        now = tape.recorder.position().handles
+        passes = range(first, first + template.forward.recording.handles), range(begin.handles, now)
         gradients = tuple(
-            None if _gradient_handle(slot) == old else Born.of(_gradient(slot), begin.handles)
+            None if _gradient_handle(slot) == old else Born.of(_gradient(slot), *passes)
             for slot, old in zip(self.slots, before)
         )
         return Backward(
@@ -250,7 +252,7 @@ class LayerNode:
             frees=tuple(bool(h.any()) for h in is_held),
             frees_incoming=bool(is_incoming.any()),
             incoming_handles=incoming_handles,
-            gradient=None if result.storage.handle == incoming else Born.of(result, begin.handles),
+            gradient=None if result.storage.handle == incoming else Born.of(result, *passes),
             parameter_gradients=gradients,
         )
 
@@ -270,8 +272,8 @@ class LayerNode:
         known.stamp.append(tape, self.paths, first)
         for slot, born in zip(self.slots, known.parameter_gradients):
             if born is not None:
-                _take_gradient(slot, born.tensor(tape, first_backward))
-        result = incoming if known.gradient is None else known.gradient.tensor(tape, first_backward)
+                _take_gradient(slot, born.tensor(tape, self.first_handle, first_backward))
+        result = incoming if known.gradient is None else known.gradient.tensor(tape, self.first_handle, first_backward)
         freed_now = [storage for freed, storage in zip(known.frees, held) if freed]
         if known.frees_incoming:
             freed_now.append(incoming.storage)

@@ -43,7 +43,7 @@ def section_codes(kinds: Ints, streams: Ints, arguments: Ints, starts: Bools) ->
     number = np.where(on_events, arguments - before[starts][np.cumsum(starts) - 1], arguments)
     waits = np.zeros(len(kinds), np.int64)
     waits[records] = np.minimum(waited[arguments[records]], 15)
-    return number << 20 | waits << 16 | streams << 8 | kinds
+    return number.astype(np.int64) << 20 | waits << 16 | streams.astype(np.int64) << 8 | kinds
 
 
 def decoded(codes: Ints) -> list[SectionRow]:

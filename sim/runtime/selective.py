@@ -37,7 +37,7 @@ class Selective:
     def dispatch(self, aten: str, kernel: Callable[[], Any]) -> Any:
         """Run a kernel, or answer it from what was kept."""
         self.dispatched += 1
-        if not self._keeps(aten):
+        if not self.keeps(aten):
             return kernel()
         if self.recomputing:
             outputs = self._kept[aten].pop(0)
@@ -52,7 +52,8 @@ class Selective:
         count, self.dispatched = self.dispatched, 0
         return count
 
-    def _keeps(self, aten: str) -> bool:
+    def keeps(self, aten: str) -> bool:
+        """Is the output of this run of the operator kept? Counts alternating ones."""
         if aten in self.alternating:
             self._counts[self.recomputing] += 1
             return self._counts[self.recomputing] % 2 == 1

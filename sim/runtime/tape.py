@@ -195,9 +195,13 @@ class Tape:
         """A copy in another dtype, in the order of x."""
         return self.pointwise("aten::copy_", x.shape, dtype, strides_like(x), x.bytes)
 
-    def matmul_out(self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 0) -> Tensor:
-        """Output of a GEMM and its launch; the first one of each host thread allocates the cuBLAS workspace."""
-        out = self.empty((batch, m, n) if batch else (m, n), dtype)
+    def matmul_out(
+        self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 0, out: Tensor | None = None
+    ) -> Tensor:
+        """Output of a GEMM (a new one unless given) and its launch; the first one of each host thread allocates the cuBLAS
+        workspace."""
+        if out is None:
+            out = self.empty((batch, m, n) if batch else (m, n), dtype)
         if self._thread not in self._workspaces:
             size = self.device.blas_workspace_bytes
             self._workspaces[self._thread] = Storage(self.recorder, size, 0, Owner.WORKSPACE)

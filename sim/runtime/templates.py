@@ -42,22 +42,27 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """A tensor that a template leaves behind: its handle counted from the template's first."""
+    """A tensor that a template leaves behind: its handle counted from the first of the pass that allocated it (FORWARD:
+    backward's result may lie in a buffer that forward saved, where a compiled block reuses it)."""
 
     handle: int
+    made_in: int
     shape: Shape
     dtype: str
     strides: Strides
 
     @classmethod
-    def of(cls, tensor: Tensor, first: int) -> Born:
+    def of(cls, tensor: Tensor, *passes: range) -> Born:
+        """`passes`: the handles of each so far."""
         handle = tensor.storage.handle
-        if handle is None or handle < first or tensor.storage.stream:
-            raise ReplayMismatch("a result of a layer is not its own")
-        return cls(handle - first, tensor.shape, tensor.dtype, tensor.strides)
+        for made_in, handles in enumerate(passes):
+            if handle is not None and handle in handles and not tensor.storage.stream:
+                return cls(handle - handles.start, made_in, tensor.shape, tensor.dtype, tensor.strides)
+        raise ReplayMismatch("a result of a layer is not its own")
 
-    def tensor(self, tape: Tape, first: int) -> Tensor:
-        return Tensor(Storage.adopt(tape.recorder, first + self.handle), self.shape, self.dtype, self.strides)
+    def tensor(self, tape: Tape, *first: int) -> Tensor:
+        storage = Storage.adopt(tape.recorder, first[self.made_in] + self.handle)
+        return Tensor(storage, self.shape, self.dtype, self.strides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
 from sim.model.megatron_gpt import MegatronGpt
 from sim.model.module import Buffer, Parameter
+from sim.model.quantized import Nf4Weight
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
@@ -22,6 +23,7 @@ from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients, Replicas
 from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
+from sim.runtime.ops.nf4 import Quantizer
 from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
 from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
@@ -32,7 +34,7 @@ from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.unwinding import unwind
-from sim.runtime.wrap import apply_fsdp, apply_offload, mark_repeats
+from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
@@ -89,6 +91,7 @@ class TrainingRun:
         for name, slot in self.slots:
             slot.requires_grad = is_trained(self.config, name)
         self.communications: list[Communication] = []
+        self.quantizer = Quantizer(self.tape)
         self.host = HostMemory(recorder)
         """Pinned memory for parameters and gradients under FSDP's CPU offload."""
         self.saved_on_host: HostMemory | None = None
@@ -110,6 +113,8 @@ class TrainingRun:
         for number, model in enumerate(self.models):
             blocks = list(layers_of(model))
             outer = apply_checkpoint(tape, model, setup.checkpoint)
+            if setup.compile is not None:
+                outer = apply_compile(tape, model)
             if setup.fsdp is not None:
                 communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
@@ -119,7 +124,7 @@ class TrainingRun:
                 mark_repeats(model, setup.pipeline is not None, number << 16)
             elif offload.layers is not None:
                 apply_offload(tape, model, offload)
-        if offload is not None and offload.layers is None:
+        if offload is not None and offload.what == "saved_tensors" and offload.layers is None:
             self.saved_on_host = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
@@ -161,6 +166,9 @@ class TrainingRun:
         sharded: dict[int, ShardedParameter] = {id(p.slot): p for unit in units for p in unit.group.parameters}
         for name, slot in self.tensors:
             self.recorder.at(Phase.INIT, name.rpartition(".")[0])
+            if isinstance(slot, Nf4Weight):
+                self.quantizer.place(slot, dtype)
+                continue
             if isinstance(slot, Buffer):
                 slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
                 continue

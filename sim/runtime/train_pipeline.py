@@ -58,6 +58,7 @@ class PipelineTraining(TrainingRun):
         self.pipeline = PipelineRank(
             self.tape, setup.pipeline, setup.batch.accumulation, rank, stages, wire_of(setup, self.config),
             setup.checkpoint.keep_micro_batches if setup.checkpoint is not None else 0, folds,
+            setup.offload if setup.offload is not None and setup.offload.what == "stage_activations" else None,
         )  # fmt: skip
 
     def step(self, number: int) -> None:

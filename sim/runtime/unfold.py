@@ -49,10 +49,19 @@ def _inserted(program: Program, fold: Folded) -> Program:
 
     def inserted(column: Ints, span: slice, step: Ints | int = 0) -> Ints:
         """`times` copies of a part behind it, the n-th `n * step` later; what follows `times * step` later."""
-        steps = np.broadcast_to(step, column.shape)
-        copies = column[span] + np.arange(1, times + 1)[:, None] * steps[span]
-        rest = column[span.stop :] + times * steps[span.stop :]
-        made: Ints = np.concatenate([column[: span.stop], copies.ravel(), rest]).astype(column.dtype)
+        length, end = span.stop - span.start, span.stop
+        made = np.empty(len(column) + times * length, column.dtype)
+        made[:end] = column[:end]
+        copies, rest = made[end : end + times * length].reshape(times, length), made[end + times * length :]
+        copies[:] = column[span]
+        rest[:] = column[end:]
+        if isinstance(step, int):
+            copies += (step * np.arange(1, times + 1, dtype=column.dtype))[:, None]
+            rest += step * times
+        else:
+            step = step.astype(column.dtype)
+            copies += np.arange(1, times + 1, dtype=column.dtype)[:, None] * step[span]
+            rest += times * step[end:]
         return made
 
     host_row = program.host_row + (program.host_row >= end.rows) * rows * times

@@ -7,6 +7,7 @@ from typing import Any
 from sim.model.language_model import LanguageModel
 from sim.model.module import Module, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.compiled.region import CompiledBlock, Plan
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.regions import blocks_of, layers_of, structure
@@ -85,6 +86,15 @@ def _is_chosen(layer: Module, offload: Offload) -> bool:
     if offload.what == "checkpoint_inputs" and not isinstance(layer, CheckpointWrapper):
         return False
     return offload.layers is None or int(layer.path.rpartition(".")[2]) in offload.layers
+
+
+def apply_compile(tape: Tape, model: Module) -> list[Module]:
+    """Compile every layer, whatever wraps it so far; layers of equal structure share what is traced. Returns, per layer,
+    the module that FSDP wraps."""
+    layers = layers_of(model)
+    plans: dict[object, dict[Any, Plan]] = {}
+    layers.items = [CompiledBlock(tape, layer, plans.setdefault(structure(layer), {})) for layer in layers]
+    return list(layers)
 
 
 def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPolicy:

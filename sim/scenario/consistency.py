@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.hardware.catalogue import Cluster
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.allocator.parse import SettingsError
-from sim.scenario.allocator.settings import AllocatorSettings
+from sim.scenario.allocator.settings import ALLOCATOR_OFF, AllocatorSettings
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
@@ -210,7 +210,9 @@ def check_precision(
 
 
 def check_allocator(document: Document, text: str, version: str) -> None:
-    """The text must be one that this PyTorch takes in PYTORCH_CUDA_ALLOC_CONF."""
+    """The text must be one that this PyTorch takes in PYTORCH_CUDA_ALLOC_CONF, or "off"."""
+    if text == ALLOCATOR_OFF:
+        return
     try:
         AllocatorSettings.parse(text, version)
     except SettingsError as error:

@@ -30,22 +30,42 @@ class LoraSection(Section):
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Dtype of the adapters. Default: the parameters'; with transformers fp32, as peft makes them
     (autocast_adapter_dtype)."""
+    base: Literal["nf4"] | None = None
+    """Store the frozen linear layers of the blocks in four bits, as bitsandbytes' Linear4bit (QLoRA); embedding, norms
+    and head stay as they are. With implementation transformers. Default: null, as the parameters."""
+    double_quantization: bool = False
+    """With base: nf4, store its scales in eight bits too: 0.516 instead of 0.563 bytes per weight. Default: false."""
 
 
 def with_lora(
-    document: Document, section: LoraSection | None, model: ModelConfig, sharded: bool, parameters: str
+    document: Document, section: LoraSection | None, model: ModelConfig, sharded: bool, parameters: str, compute: str
 ) -> ModelConfig:
     """The model with its adapters, or without them where something is wrong, which is noted.
 
-    `sharded`: under FSDP; `parameters`: the dtype of the base.
+    `sharded`: under FSDP; `parameters`: the dtype of what is not quantized; `compute`: of the products.
     """
     if section is None:
         return model
     dtype = section.dtype or ("fp32" if model.implementation == "transformers" else parameters)
-    if not _fits(document, section, model, dtype if sharded else parameters, parameters):
+    fits = _fits(document, section, model, dtype if sharded else parameters, parameters)
+    if not (_base_fits(document, section, model, sharded, parameters == compute) and fits):
         return model
-    lora = Lora(rank=section.rank, targets=section.targets, dropout=section.dropout, dtype=dtype)
-    return replace(model, lora=lora)
+    return replace(model, lora=Lora(**(section.model_dump() | {"dtype": dtype})))
+
+
+def _base_fits(document: Document, section: LoraSection, model: ModelConfig, sharded: bool, one_dtype: bool) -> bool:
+    """Four bits are bitsandbytes', whose weights FSDP2 does not shard as they are."""
+    path, before = (*PATH, "base"), len(document.problems)
+    if section.base is None:
+        if section.double_quantization:
+            document.problem((*PATH, "double_quantization"), "is for scales of base: nf4")
+    elif model.implementation != "transformers":
+        document.problem(path, "four-bit weights are bitsandbytes', which implementation transformers uses")
+    elif sharded:
+        document.problem(path, "four-bit weights are modelled on whole models, not under fsdp")
+    elif not one_dtype:
+        document.problem(path, "is modelled without autocast: precision.parameters and precision.compute must be equal")
+    return len(document.problems) == before
 
 
 def _fits(document: Document, section: LoraSection, model: ModelConfig, gathered: str, parameters: str) -> bool:

@@ -6,20 +6,23 @@ from typing import Literal
 
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.document import Document
-from sim.scenario.kinds import Bytes, Count, CountOrZero, OffloadedLayers
+from sim.scenario.kinds import Bytes, Count, CountOrZero, OffloadedLayers, Share
 from sim.scenario.section import Section
-from sim.scenario.setup import Offload
+from sim.scenario.setup import SPLITS_BACKWARD, Offload
 
-KEPT_BELOW_BYTES = 1024
-"""Smaller tensors are not worth a copy: torchtune's min_offload_size."""
+KEPT_BELOW_BYTES, KEPT_OF_STAGES_BELOW_BYTES = 1024, 1 << 20
+"""Smaller tensors are not worth a copy: torchtune's min_offload_size, and Megatron-Kwai's for what stages save."""
 
 
 class OffloadSection(Section):
     """Saved tensors wait for backward in host memory. `offload: null`: none (the default)."""
 
-    what: Literal["saved_tensors", "checkpoint_inputs", "activations"]
+    what: Literal["saved_tensors", "checkpoint_inputs", "activations", "stage_activations"]
     """saved_tensors: torch's save_on_cpu, every saved tensor, weights and duplicates too; checkpoint_inputs: what
-    checkpointed layers keep; activations: what layers save other than parameters and buffers, on side streams."""
+    checkpointed layers keep; activations: what layers save other than parameters and buffers, on side streams;
+    stage_activations: what a pipeline stage saves for a micro-batch, which leaves and comes back between micro-batches."""
+    share: Share | None = None
+    """Of stage_activations: the part of their bytes that leaves, e.g. 0.4. Default: 1, all."""
     layers: OffloadedLayers | None = None
     """Which layers: all, all_but_last, ratio 0.5 (the first half), or a list of numbers from 0. Default: all_but_last
     for activations, all for checkpoint_inputs; for saved_tensors the whole forward, embedding and loss too."""
@@ -38,13 +41,18 @@ class OffloadSection(Section):
     """With side streams: tensors that may leave at a time; a further one makes compute wait for the oldest.
     Default: 5."""
     above: Bytes | None = None
-    """With side streams: smaller tensors stay on the device, e.g. 1 MiB. Default: 1 KiB."""
+    """With side streams: smaller tensors stay on the device, e.g. 1 MiB. Default: 1 KiB; 1 MiB for stage_activations."""
+
+
+SIDE = ("activations", "stage_activations")
+"""What leaves on side streams only."""
 
 
 def check_offload(
-    document: Document, offload: OffloadSection, checkpointed: bool, model: ModelConfig | ChainConfig
-) -> None:
-    """What leaves must exist, and what is said about side streams needs them."""
+    document: Document, offload: OffloadSection, checkpointed: bool, model: ModelConfig | ChainConfig,
+    schedule: str | None,
+) -> None:  # fmt: skip
+    """What leaves must exist, and what is said about side streams needs them. `schedule`: of the pipeline, if any."""
     if isinstance(model, ChainConfig):
         document.problem(("offload",), "a chain has no tensors to offload", show=False)
         return
@@ -53,14 +61,32 @@ def check_offload(
     if isinstance(offload.layers, tuple) and (beyond := [n for n in offload.layers if n >= model.layers]):
         document.problem(("offload", "layers", offload.layers.index(beyond[0])), f"layers are 0 to {model.layers - 1}")
     _check_offload_streams(document, offload)
+    _check_stages(document, offload, model, schedule)
+
+
+def _check_stages(document: Document, offload: OffloadSection, model: ModelConfig, schedule: str | None) -> None:
+    """Bundles of stages need stages, as Megatron has them, and know neither single layers nor an order of their own."""
+    if offload.what != "stage_activations":
+        if offload.share is not None:
+            document.problem(("offload", "share"), "is of stage_activations: for activations say layers: ratio 0.4")
+        return
+    if schedule is None:
+        document.problem(("offload", "what"), "there are no stages: add parallel.pipeline, or offload activations")
+    elif schedule in SPLITS_BACKWARD:
+        document.problem(("offload", "what"), f"is not modelled with backwards that are split, as {schedule}'s")
+    if model.implementation != "megatron":
+        document.problem(("offload", "what"), f"is written for Megatron's stages, not for {model.implementation}'s")
+    for name in ("layers", "look_ahead", "in_flight"):
+        if getattr(offload, name) is not None:
+            document.problem(("offload", name), "bundles of stages leave and come back by the pipeline's order")
 
 
 def _check_offload_streams(document: Document, offload: OffloadSection) -> None:
     side = offload_streams(offload) == "side"
     if offload.what == "saved_tensors" and side:
         document.problem(("offload", "streams"), "save_on_cpu copies in the compute stream: use what: activations")
-    if offload.what == "activations" and not side:
-        document.problem(("offload", "streams"), "activations leave on side streams: use what: saved_tensors")
+    if offload.what in SIDE and not side:
+        document.problem(("offload", "streams"), f"{offload.what} leave on side streams: use what: saved_tensors")
     if side and not offload.pinned:
         document.problem(("offload", "pinned"), "pageable copies hold up the host: side streams need pinned memory")
     if not offload.pinned and offload.pinned_pool and "pinned_pool" in offload.model_fields_set:
@@ -72,7 +98,7 @@ def _check_offload_streams(document: Document, offload: OffloadSection) -> None:
 
 def offload_streams(offload: OffloadSection) -> Literal["compute", "side"]:
     """Where copies run, if the section does not say."""
-    return offload.streams or ("side" if offload.what == "activations" else "compute")
+    return offload.streams or ("side" if offload.what in SIDE else "compute")
 
 
 def resolve_offload(section: OffloadSection | None, layers: int) -> Offload | None:
@@ -84,6 +110,7 @@ def resolve_offload(section: OffloadSection | None, layers: int) -> Offload | No
         share = chosen.removeprefix("ratio ")
         count = {"all": layers, "all_but_last": layers - 1}.get(chosen)
         chosen = tuple(range(round(float(share) * layers) if count is None else count))
+    kept_below = KEPT_OF_STAGES_BELOW_BYTES if section.what == "stage_activations" else KEPT_BELOW_BYTES
     return Offload(
         what=section.what,
         layers=chosen,
@@ -92,5 +119,6 @@ def resolve_offload(section: OffloadSection | None, layers: int) -> Offload | No
         streams=offload_streams(section),
         look_ahead=1 if section.look_ahead is None else section.look_ahead,
         in_flight=section.in_flight or 5,
-        above_bytes=KEPT_BELOW_BYTES if section.above is None else section.above,
+        above_bytes=section.above if section.above is not None else kept_below,
+        share=section.share or 1.0,
     )

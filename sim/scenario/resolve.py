@@ -24,6 +24,8 @@ from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
+from sim.scenario.compile_section import CompileSection
+from sim.scenario.compiling import check_compile, resolve_compile
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
@@ -117,7 +119,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     model = _model(document, sections)
     if precision and isinstance(model, ModelConfig):
         section: ModelSection = sections.get("model")
-        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters)
+        model = with_lora(document, section.lora, model, fsdp is not None, precision.parameters, precision.compute)
         if section.input_gradients is None and checkpoint and model.implementation == "transformers":
             model = replace(model, input_gradients=True)
         check_trained(document, model, sections.get("mode") or "train")
@@ -154,7 +156,10 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
-        check_offload(document, offload, checkpoint is not None, model)
+        check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
+    compiled: CompileSection | None = sections.get("compile")
+    if compiled is not None and model and sections.whole("checkpoint", "parallel"):
+        check_compile(document, model, cluster, precision, checkpoint, parallel, offload)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         if parallel.zero is not None:
             check_zero_precision(document, precision)
@@ -189,6 +194,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         zero=None if parallel.zero is None else resolve_zero(parallel.zero),
         fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
+        compile=resolve_compile(compiled),
     )
 
 

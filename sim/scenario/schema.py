@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.compile_section import CompileSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
 from sim.scenario.families import DdpSection, Fsdp1Section, ZeroSection
@@ -336,6 +337,7 @@ class StrategySection(Section):
     checkpoint: Any = None
     mode: Any = None
     offload: Any = None
+    compile: Any = None
     allocator: Any = None
     host: Any = None
 
@@ -362,10 +364,13 @@ class ScenarioFile(Section):
     mode: Mode = "train"
     """train (default): whole steps. no_grad: evaluation, forward and loss only, after model.eval() and under
     torch.no_grad(). eval: the same without no_grad, a classic mistake: a graph is built that nobody walks back."""
+    compile: CompileSection | None = None
+    """torch.compile of every strategy that does not say otherwise. Default: null, eager mode."""
     offload: OffloadSection | None = None
     """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""
-    """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults."""
+    """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults. off: tensors' bytes
+    are counted without an allocator, for very large runs; reserved bytes are then taken as allocated ones (assumed)."""
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
     """Name of the cost profile. Default: the one of the GPU."""

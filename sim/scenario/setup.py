@@ -97,18 +97,25 @@ class Checkpoint(Region):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """torch.compile of each block by Inductor, checkpointing inside, FSDP outside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
     """Saved tensors that wait for backward in host memory.
 
     `what`: "saved_tensors" is torch.autograd.graph.save_on_cpu (every saved tensor, weights and duplicates too),
-    "checkpoint_inputs" what checkpointed regions keep, "activations" saved tensors other than parameters and buffers.
+    "checkpoint_inputs" what checkpointed regions keep, "activations" saved tensors other than parameters and buffers,
+    "stage_activations" those of a micro-batch in a pipeline stage as one bundle, of whose bytes a `share` leaves.
     `layers`: which (None: the whole forward, loss and all). `streams`: copies run on the compute stream, as
     save_on_cpu's, or on side streams of their own. For side streams: `look_ahead` layers are fetched before backward
     reaches them (0: each tensor when it is asked for), `in_flight` tensors leave at a time, tensors below `above_bytes`
     stay. `pinned_pool`: pinned blocks are kept and used again, as PyTorch does; else every tensor is pinned anew.
     """
 
-    what: Literal["saved_tensors", "checkpoint_inputs", "activations"]
+    what: Literal["saved_tensors", "checkpoint_inputs", "activations", "stage_activations"]
+    share: float = 1.0
     layers: tuple[int, ...] | None = None
     pinned: bool = True
     pinned_pool: bool = True
@@ -275,6 +282,7 @@ class Setup:
     """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
     without no_grad, so that a graph is built that nobody walks back."""
     offload: Offload | None = None
+    compile: Compile | None = None
     pipeline: Pipeline | None = None
     gemm_efficiency: float | None = None
     """Share of the dense peak that large matrix products sustain, as measured by the user; None: the profile's."""

@@ -45,7 +45,7 @@ def expand(world: World, played: Played, rank: int) -> KernelTimes:
     times = KernelTimes(row, np.arange(len(row)) - first[row], program.stream[row], issue_ns, start_ns, end_ns)
 
     if run.rows:
-        rows, issues, starts, ends = np.array(run.rows).T
+        rows, issues, starts, ends = np.frombuffer(run.rows).reshape(-1, 4).T
         at = first[rows.astype(np.int64)]
         issue_ns[at], start_ns[at], end_ns[at] = issues, starts, ends
     cut = _fill_whole(times, first, world, program, run.pieces)

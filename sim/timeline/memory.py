@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -134,13 +134,18 @@ def peak(memory: MemoryTimeline, counter: Ints, first: int, last: int) -> Peak:
     return Peak(int(counter[event]), event, phase, path, operator)
 
 
+@cache
+def _step_of(mark: str) -> int:
+    return int(mark[1:].split(".")[0]) if mark[0] == "s" and mark[1:2].isdigit() else -1
+
+
 def step_ranges(marks: list[tuple[str, int]], end: int) -> list[tuple[int, int]]:
     """Ranges [first, last) of steps s0, s1, ... from marks named "s0.fwd0" etc.; the last step may be unfinished."""
     borders: list[int] = []
     number = -1
     previous = 0
     for name, position in marks:
-        step = int(name[1:].split(".")[0]) if name[0] == "s" and name[1:2].isdigit() else -1
+        step = _step_of(name)
         if step > number:
             borders.append(previous)
             number = step

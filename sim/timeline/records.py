@@ -6,13 +6,11 @@ them; a flow or a contention change leaves fractions.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.program.passage import Floats, Span
-
-RowTime = tuple[int, float, float, float]
-"""(row, issue_ns, start_ns, end_ns) of a row that is no burst. A row of the host alone is issued when it starts."""
 
 RateChange = tuple[float, int, float]
 """(time_ns, meeting, bytes_per_ns): from this time on the flow of a meeting moves at this rate; 0 when it has ended."""
@@ -54,7 +52,9 @@ class RankPlayed:
     """One rank: times of its rows, pieces of its bursts, parts of its passages, when its host and its last stream were
     through."""
 
-    rows: list[RowTime]
+    rows: array[float]
+    """Four numbers for each row that is no burst or passage: row, issue_ns, start_ns, end_ns. A row of the host alone is
+    issued when it starts."""
     pieces: list[Piece]
     parts: list[Part]
     host_end_ns: float

@@ -1,7 +1,8 @@
 """Frozen weights and adapters, recorded: every allocation at its address, every free, every mark.
 
 Real runs of torch 2.14.1 over a fake driver: torchtune's LoRALinear in the Llama of the FSDP2 recordings (`lora_*`), frozen
-halves and products, and peft 0.21.2 on transformers 5.24 (`peft_*`). Not shipped but equal too: 48 more of these kinds.
+halves and products, and peft 0.21.2 on transformers 5.24 (`peft_*`), with bitsandbytes 0.50.2 (`qlora_*`). Not shipped
+but equal too: 61 more of these kinds.
 """
 
 from __future__ import annotations
@@ -28,4 +29,5 @@ def test_recordings_cover_the_ways_to_train_few_parameters() -> None:
     assert {meta["prec"] for meta in metas} >= {"bf16", "mp", "autocast"}
     assert any(meta.get("frozen") for meta in metas) and any(meta.get("world") for meta in metas)
     adapters = [meta["lora"] for meta in metas if "lora" in meta]
+    assert {lora.get("double_quantization") for lora in adapters if lora.get("base")} == {True, False}
     assert any(lora.get("dropout") for lora in adapters) and any("head" in lora["targets"] for lora in adapters)

@@ -69,6 +69,16 @@ def test_on_one_gpu_in_16_bit(trained: str, checkpoint: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("double", ["true", "false"])
+def test_four_bit_weights(double: str, checkpoint: str) -> None:
+    trained = f"lora: {{rank: 8, targets: attention, base: nf4, double_quantization: {double}, dropout: 0.1}}"
+    text = text_of("transformers", trained, "", CHECKPOINTS[checkpoint])
+    text = text.replace("gpus_per_node: 8", "gpus_per_node: 1").replace("parameters: fp32", "parameters: bf16")
+    setup = setup_of(text)
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_pipeline_stages(schedule: str) -> None:
     parallel = f"pipeline: {{degree: 2, schedule: {schedule}}}, fsdp: {{degree: 4}}"

@@ -111,6 +111,14 @@ def test_llama_under_fsdp(implementation: str, sync: str, checkpoint: str) -> No
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+@pytest.mark.parametrize("checkpoint", ["none", "full", "every 2", "selective", "first 5"])
+@pytest.mark.parametrize("implementation", ["torchtitan", "transformers"])
+def test_compiled_llama_under_fsdp(implementation: str, checkpoint: str) -> None:
+    text = LLAMA.replace("IMPLEMENTATION", implementation) + f"compile: {{}}\ncheckpoint: {CHECKPOINTS[checkpoint]}\n"
+    setup = setup_of(text)
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:

@@ -22,7 +22,7 @@ from sim.timeline.clock import host_clock, memory_clock, step_windows
 from sim.timeline.export.names import collective_name
 from sim.timeline.export.tables import kernel_table, memory_table
 from sim.timeline.export.trace import Rank, trace_bytes
-from tests.unit.scenarios import CHAIN, TIGHT, TINY, sim, write
+from tests.unit.scenarios import CHAIN, PIPELINE, TIGHT, TINY, sim, write
 
 RANK = Rank(0, 2, "NVIDIA H100", 80 << 30)
 
@@ -199,7 +199,7 @@ def colours(path: Path) -> tuple[tuple[int, ...], int]:
 def test_a_run_leaves_all_files_and_a_figure_that_shows_something(folder: Path, tmp_path: Path) -> None:
     assert sim("run", write(folder, TINY, "tiny.yaml"), "--out", tmp_path).exit_code == 0
     root = tmp_path / "tiny"
-    assert sorted(path.name for path in root.iterdir()) == ["full", "none", "summary.json"]
+    assert sorted(path.name for path in root.iterdir()) == ["full", "none", "scenario.yaml", "summary.json"]
     for strategy in ("none", "full"):
         assert sorted(path.name for path in (root / strategy).iterdir()) == sorted(FILES)
         assert parquet.read_table(root / strategy / "kernels.parquet").num_rows > 100
@@ -221,7 +221,12 @@ def test_odd_names_become_folders(tmp_path: Path) -> None:
     odd = CHAIN.replace("none: ", '"a/b": ').replace("by-two:", '"../c d":')
     scenario = write(tmp_path, odd, "my run (2).yaml")
     assert sim("run", scenario, "--out", tmp_path / "out").exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "out" / "my_run_2_").iterdir()) == ["_c_d", "a_b", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "out" / "my_run_2_").iterdir()) == [
+        "_c_d",
+        "a_b",
+        "scenario.yaml",
+        "summary.json",
+    ]
 
 
 def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -236,3 +241,23 @@ def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 def _fail() -> None:
     raise OSError("disk")
+
+
+# -- every rank ------------------------------------------------------------------------------------------------------
+def test_every_send_of_a_pipeline_meets_its_receive(tmp_path: Path) -> None:
+    """Arrows of both ranks' files agree: each begins once, ends once, and not before it begins."""
+    scenario = write(tmp_path, PIPELINE, "pipe.yaml")
+    assert sim("run", scenario, "--only", "1f1b", "--every-rank", "--out", tmp_path).exit_code == 0
+    files = sorted((tmp_path / "pipe" / "1f1b" / "ranks").glob("*.json.gz"))
+    assert [file.name for file in files] == ["rank0.json.gz", "rank2.json.gz"]
+    arrows: dict[str, dict[int, float]] = {"s": {}, "f": {}}
+    for file in files:
+        trace = json.loads(gzip.decompress(file.read_bytes()))
+        assert trace["distributedInfo"]["rank"] == int(file.name[4])
+        for event in trace["traceEvents"]:
+            if event.get("cat") == "pipeline":
+                assert event["id"] not in arrows[event["ph"]]
+                arrows[event["ph"]][event["id"]] = event["ts"]
+    assert arrows["s"] and arrows["s"].keys() == arrows["f"].keys()
+    assert all(arrows["f"][number] > begun for number, begun in arrows["s"].items())
+    assert (files[0].parent / "rank2.pickle").stat().st_size > 1000

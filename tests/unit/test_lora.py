@@ -9,7 +9,7 @@ from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.config import ModelConfig
 from sim.model.flops import model_flops_per_token, parameter_count, trained_parameter_count
-from sim.program.program import Owner
+from sim.program.program import Mem, Owner
 from sim.runtime.record import record
 from sim.scenario import load_text
 from sim.scenario.problems import ScenarioError
@@ -98,6 +98,31 @@ def test_peft_keeps_adapters_in_fp32_and_torchtune_as_the_parameters() -> None:
     assert lora is not None and lora.dtype == "fp32"
 
 
+def test_a_four_bit_weight_costs_half_a_byte_and_its_scales() -> None:
+    """4096 x 4096: a byte per two elements, and per 64 elements a scale of four bytes or of one (with four per 256)."""
+    sizes = {}
+    for double in ("false", "true"):
+        trained = f"layers: 1, lora: {{rank: 8, base: nf4, double_quantization: {double}}}"
+        text = TEXT.replace("layers: 4, TRAINED", trained).replace("llama-tiny", "llama-3.1-8b")
+        program = record(load_text(text.replace("IMPLEMENTATION", "transformers"), "nf4").strategies[0], steps=1)
+        allocations = zip(program.mem_kind, program.mem_handle.tolist(), program.mem_bytes.tolist())
+        freed = set(program.mem_handle[program.mem_kind == Mem.FREE].tolist())
+        kept = [size for kind, handle, size in allocations if kind == Mem.ALLOC and handle not in freed]
+        sizes[double] = kept
+    elements = 4096 * 4096
+    for kept in sizes.values():
+        assert kept.count(elements // 2) == 2  # q and o
+    assert sizes["false"].count(elements // 64 * 4) == 2
+    assert sizes["true"].count(elements // 64) == 2 and sizes["true"].count(elements // 64 // 256 * 4) == 2
+
+
+def test_quantized_weights_are_counted_as_parameters() -> None:
+    plain = config_of("lora: {rank: 8}", "transformers")
+    quantized = config_of("lora: {rank: 8, base: nf4}", "transformers")
+    assert parameter_count(plain) == parameter_count(quantized)
+    assert model_flops_per_token(plain, 512) == model_flops_per_token(quantized, 512)
+
+
 @pytest.mark.parametrize(
     ("trained", "more", "said"),
     [
@@ -107,6 +132,8 @@ def test_peft_keeps_adapters_in_fp32_and_torchtune_as_the_parameters() -> None:
         ("lora: {rank: 8}, frozen: [norm.weight]", "", "freezes everything but its adapters"),
         ("lora: {rank: 8, targets: head}, tied_embeddings: true", "", "the head is the embedding"),
         ("lora: {rank: 8}", "checkpoint: {reentrant: true}\n", "set model.input_gradients: true"),
+        ("lora: {rank: 8, base: nf4}", "", "which implementation transformers uses"),
+        ("lora: {rank: 8, double_quantization: true}", "", "is for scales of base: nf4"),
         ('frozen: ["*"]', "", "leaves nothing to train"),
     ],
 )

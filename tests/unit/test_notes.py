@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sim.api import simulate_setup
 from sim.model.config import ModelConfig
 from sim.model.flops import parameter_count
 from sim.program.program import Mem, Owner
-from sim.report.notes import longest_region, notes
+from sim.report.notes import between, longest_region, notes
 from sim.report.parameter_bytes import bytes_per_parameter
+from sim.report.summary import StrategySummary, summarize
 from sim.runtime.record import record
 from sim.scenario import load_text
-from sim.scenario.setup import Setup
+from sim.scenario.setup import Scenario, Setup
 
 TEXT = """
 model: {preset: llama-tiny, implementation: torchtitan, layers: 8}
@@ -60,6 +63,54 @@ def test_a_step_inside_backward_that_comes_too_late_is_named() -> None:
     assert "before most gradients" in said(optimizer="{in_backward: true, clip_norm: null}")
 
 
+def test_adapters_that_keep_activations_are_named() -> None:
+    adapted = TEXT.replace("layers: 8", "layers: 8, lora: {rank: 8, targets: all}").replace("OPTIMIZER", FOREACH)
+    outcome = simulate_setup(load_text(adapted.replace("PARAMETERS", "bf16"), "notes").strategies[0])
+    assert "not activations" in " ".join(notes(outcome))
+
+
+def test_states_that_checkpointing_does_not_touch_are_named() -> None:
+    text = TEXT.replace("micro_batch: 4, seq_len: 1024", "micro_batch: 1, seq_len: 2048").replace("PARAMETERS", "bf16")
+    text = text.replace("layers: 8", "layers: 8, vocab: 2048").replace("OPTIMIZER", "{clip_norm: null}")
+    setup = load_text(text + "checkpoint: {segment: 2}\n", "notes").strategies[0]
+    said = " ".join(notes(simulate_setup(setup)))
+    assert "does not touch parameters, gradients and optimizer states" in said
+
+
+def compared(strategies: str) -> tuple[Scenario, list[StrategySummary]]:
+    text = TEXT.replace("OPTIMIZER", FOREACH).replace("PARAMETERS", "bf16")
+    scenario = load_text(f"{text}strategies: {strategies}\n", "notes")
+    return scenario, [summarize(simulate_setup(setup)) for setup in scenario.strategies]
+
+
+def test_strategies_that_train_on_different_tokens_are_named() -> None:
+    said = between(*compared("{short: {}, long: {batch: {seq_len: 2048}}, double: {batch: {accumulation: 2}}}"))
+    assert said == (
+        "Tokens per step differ (4,096 in short; 8,192 in long and double): compare tokens per second, not step times.",
+    )
+
+
+def test_a_setting_without_effect_is_named() -> None:
+    said = between(*compared("{plain: {}, logged: {checkpoint: {first: 2}}, prefetch: {checkpoint: {first: 2}}}"))
+    assert "logged and prefetch are alike in every figure: what they differ in has no effect here." in said
+
+
+def test_regions_around_the_wrong_module_are_named() -> None:
+    scenario, (plain, norms) = compared("{plain: {}, norms: {checkpoint: {inside: norm}}}")
+    assert plain.step_time_s is not None
+    norms = replace(norms, step_time_s=1.05 * plain.step_time_s)
+    (said,) = between(scenario, [plain, norms])
+    assert said.startswith("norms recomputes for 5% more time than plain and lowers the peak by")
+    assert not between(scenario, [plain, replace(norms, peak_active_bytes=plain.peak_active_bytes // 2)])
+
+
+def test_reserved_bytes_that_do_not_fall_with_allocated_ones_are_named() -> None:
+    scenario, (plain, full) = compared("{plain: {}, full: {checkpoint: {}}}")
+    assert not between(scenario, [plain, full])
+    (said,) = between(scenario, [plain, replace(full, peak_reserved_bytes=plain.peak_reserved_bytes)])
+    assert said.startswith("full allocates") and "reserves none less" in said
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "layers"),
     [
@@ -81,6 +132,7 @@ def test_the_longest_region(checkpoint: str, layers: int) -> None:
         ("bf16", "{master_weights: true, clip_norm: null, in_backward: true}", 14),
         ("fp32", "{name: sgd, momentum: 0.9}", 12),
         ("bf16", "{name: sgd}", 4),
+        ("fp16", "{master_weights: true}", 18),
         ("bf16", "{name: adamw-8bit}", 6 + 8 / 256),
     ],
 )

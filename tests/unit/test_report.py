@@ -340,6 +340,9 @@ def test_a_comparison_gives_deltas_against_the_first(folder: Path, tmp_path: Pat
     row = next(line.split() for line in result.stdout.splitlines() if line.startswith("by-two"))
     assert row[1:8] == ["24.0", "ms", "+33.3%", "304", "-464", "400", "-368"]
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert sim("compare", tmp_path / "chain.yaml", "--svg").exit_code == 2  # nothing there
+    assert sim("compare", write(folder, CHAIN, "chain.yaml"), "--svg", "--out", tmp_path).exit_code == 0
+    assert b"<svg" in (tmp_path / "compare.svg").read_bytes()[:1000]
 
 
 def test_a_comparison_warns_when_tokens_differ(folder: Path, tmp_path: Path) -> None:

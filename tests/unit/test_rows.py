@@ -157,9 +157,16 @@ def test_the_attention_kernel_is_that_of_the_software_of_its_time() -> None:
 
 
 def test_compiled_rows_are_scored_with_the_assumption_said() -> None:
-    assert "compiled in the source" in assumed(compile="yes")
-    assert document(compile="yes")["model"]["norm"] == "fused"
-    assert document()["model"]["norm"] == "manual"
+    assert "compiled block by block" in assumed(compile="yes")
+    assert document(compile="yes")["compile"] == {}
+    assert document(compile="yes")["model"]["norm"] == "manual"
+    assert "compile" not in document()
+
+
+def test_compiled_rows_with_offload_are_played_in_eager_mode() -> None:
+    offloaded = document(compile="yes", offload="activations")
+    assert "compile" not in offloaded
+    assert offloaded["model"]["norm"] == "fused"
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,13 @@ class Flash(Op):
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        return list(Flash.gradients(tape, first(gradients), saved, node.attributes[1]))
+
+    @staticmethod
+    def gradients(tape: Tape, gradient: Tensor, saved: list[Tensor], causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of q, k and v."""
         k, q, v, _lse, out, _rng, _unused = saved
         batch, heads, length, head_dim = q.shape
-        gradient = first(gradients)
         plain_gradient = None if _token_major(gradient) else tape.copy(gradient)
         plain_out = None if _token_major(out) else tape.copy(out)
         dq = tape.empty(q.shape, q.dtype, strides_like(q))
@@ -96,12 +100,12 @@ class Flash(Op):
         fewer_keys = k.shape[1] != heads
         if fewer_keys:  # full-head dk and dv, summed down afterwards
             accumulators += [tape.empty(q.shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)]
-        tape.recorder.attention("aten::_flash_attention_backward", _work(q, k, "flash2", True, node.attributes[1]))
+        tape.recorder.attention("aten::_flash_attention_backward", _work(q, k, "flash2", True, causal))
         if fewer_keys:
             for _ in range(2):
                 tape.recorder.memory_bound("aten::sum", "reduce", q.bytes + k.bytes)
         del accumulators, plain_out, plain_gradient
-        return [dq, dk, dv]
+        return dq, dk, dv
 
 
 class Efficient(Op):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+ALLOCATOR_OFF = "off"
+"""Stands for no allocator at all: only the bytes of tensors are counted."""
 MIB = 1 << 20
 MIN_BLOCK_BYTES = 512
 SMALL_LIMIT_BYTES = MIB

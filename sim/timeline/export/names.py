@@ -15,6 +15,7 @@ NCCL_OPERATIONS = {
     "ring_exchange": "SendRecv",
     "broadcast": "Broadcast",
 }
+SEND_RECEIVE = "ncclDevKernel_SendRecv"
 NCCL_DTYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int64": "i64", "int32": "i32", "uint8": "u8"}
 
 
@@ -26,7 +27,7 @@ def collective_name(collective: Collective) -> str:
     """
     operation = NCCL_OPERATIONS[collective.kind]
     if operation == "SendRecv":
-        return "ncclDevKernel_SendRecv"
+        return SEND_RECEIVE
     dtype = f"_{NCCL_DTYPES.get(collective.dtype, collective.dtype)}" if operation.endswith("_Sum") else ""
     return f"ncclDevKernel_{operation}{dtype}_RING_LL"
 
@@ -40,11 +41,13 @@ def copy_name(copy: HostCopy) -> str:
 
 
 def row_names(program: Program, rows: Ints) -> tuple[list[str], Ints]:
-    """A list of names, and for each of `rows` (launches, collectives and copies) the number of its name."""
+    """A list of names, and for each of `rows` (launches, collectives, copies, sends and receives) the number of its name."""
     tables = {
         Row.LAUNCH: [kernel.name for kernel in program.kernels],
         Row.COLLECTIVE: [collective_name(collective) for collective in program.collectives],
         Row.COPY: [copy_name(copy) for copy in program.copies],
+        Row.SEND: [SEND_RECEIVE] * len(program.transfers),
+        Row.RECEIVE: [SEND_RECEIVE] * len(program.transfers),
     }
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     number = {name: index for index, name in enumerate(names)}

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from sim.program.program import OPERATOR_MASK, PATH_MASK, PATH_SHIFT, PHASE_SHIFT, STREAM_NAMES, Ints
+from sim.program.kernels import Transfer
+from sim.program.program import OPERATOR_MASK, PATH_MASK, PATH_SHIFT, PHASE_SHIFT, STREAM_NAMES, Ints, Row
 from sim.program.world import Floats
 from sim.timeline.clock import host_clock, memory_clock
 from sim.timeline.export.names import category, row_names
@@ -47,7 +50,8 @@ class Rank:
 
 def trace_bytes(memory: MemoryTimeline, lanes: Lanes, rank: Rank) -> bytes:
     """The trace, gzip-compressed JSON; the same timelines give the same bytes."""
-    events = [*_metadata(rank), *_annotations(lanes, rank), *_work(lanes, rank), *_counters(memory, lanes, rank)]
+    events = [*_metadata(rank), *_annotations(lanes, rank), *_work(lanes, rank), *_transfers(lanes, rank)]
+    events += _counters(memory, lanes, rank)
     head = {
         "schemaVersion": 1,
         "deviceProperties": [
@@ -92,9 +96,12 @@ def _annotation(name: str, start_ns: float, end_ns: float, rank: Rank) -> str:
 
 
 def _work(lanes: Lanes, rank: Rank) -> Iterator[str]:
-    """Launches on the host thread and what they launched on the streams, tied by correlation numbers and arrows."""
+    """Launches on the host thread and what they launched on the streams, tied by correlation numbers and arrows.
+
+    Sends and receives last as NCCL's kernels do, from when they could begin until all has come.
+    """
     program, pid = lanes.program, rank.rank
-    rows = np.flatnonzero(lanes.runs)
+    rows = np.flatnonzero(lanes.runs | np.isin(program.row_kind, (Row.SEND, Row.RECEIVE)))
     names, numbers = row_names(program, rows)
     quoted, categories = [json.dumps(name) for name in names], [category(name) for name in names]
     runtime = ["cudaMemcpyAsync" if kind == "gpu_memcpy" else "cudaLaunchKernel" for kind in categories]
@@ -121,6 +128,23 @@ def _work(lanes: Lanes, rank: Rank) -> Iterator[str]:
             f'{{"ph":"f","bp":"e","cat":"ac2g","name":"ac2g","id":{row},"pid":{pid},"tid":{tid},'
             f'"ts":{start_ns / 1e3:.3f}}}'
         )
+
+
+def _transfers(lanes: Lanes, rank: Rank) -> Iterator[str]:
+    """An arrow from every send to the receive of it, by a number that both ranks' files agree on."""
+    program = lanes.program
+    count: Counter[Transfer] = Counter()
+    for row in np.flatnonzero(np.isin(program.row_kind, (Row.SEND, Row.RECEIVE))).tolist():
+        transfer = program.transfers[int(program.row_argument[row])]
+        count[transfer] += 1
+        name = f"{transfer} to rank {transfer.receiver}, {count[transfer]}"
+        is_send = program.row_kind[row] == Row.SEND
+        time_ns = float(lanes.start_ns[row] if is_send else lanes.end_ns[row])
+        ends: dict[str, object] = {} if is_send else {"bp": "e"}
+        yield _event(
+            ph="s" if is_send else "f", cat="pipeline", name=str(transfer), id=zlib.crc32(name.encode()), pid=rank.rank,
+            tid=STREAM_THREADS[int(program.row_stream[row])], ts=_microseconds(time_ns), **ends,
+        )  # fmt: skip
 
 
 def _counters(memory: MemoryTimeline, lanes: Lanes, rank: Rank) -> Iterator[str]:
