@@ -99,6 +99,8 @@ def plan_of(facts: Facts) -> Plan:
         "checkpoint": checkpoint(facts, software, assumptions),
         "host": {"framework": software.framework},
     }
+    if software.torch:
+        document["torch"] = software.torch
     known = profile_for(gpu).figures.under("attention")
     kernel = next((kernel for kernel in attention_kernels(facts, software) if kernel in known), None)
     if kernel is not None:

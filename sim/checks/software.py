@@ -52,6 +52,8 @@ class Software:
     """Its peak is that of the whole run, the first step included."""
     often_8_bit: bool = False
     """A row that does not print its precision is as likely an 8-bit run."""
+    torch: str = ""
+    """PyTorch that is imitated for it; empty: the newest."""
     extra: str = ""
     """Work of its steps that is not simulated; said with every row."""
 
@@ -66,6 +68,7 @@ KNOWN = (
         keep_logits=True,  # composer's state holds a micro-batch's outputs
         early_stop=False,  # torch 1.13, the image of the benchmark scripts
         sharding="fsdp1",
+        torch="2.4",  # 1.13 and 2.0: the oldest that is imitated
         extra="two further cross entropies per micro-batch (metrics) are not simulated",
     ),
     Software(

@@ -16,7 +16,7 @@ def make_family(tape: Tape, setup: Setup) -> Family | None:
     if setup.ddp is not None:
         return DistributedDataParallel(tape, setup.ddp)
     if setup.fsdp1 is not None:
-        return FullyShardedDataParallel(tape, setup.fsdp1, setup.precision)
+        return FullyShardedDataParallel(tape, setup.fsdp1, setup.precision, setup.torch)
     if setup.zero is not None:
         stages = ZeroParameters if setup.zero.stage == 3 else ZeroPartition
         return stages(tape, setup.zero, setup.precision)
