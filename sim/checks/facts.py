@@ -17,6 +17,9 @@ COLUMNS = (
 )  # fmt: skip
 """The columns that are read. A table may have more; those are carried along."""
 
+LONGEST_SAMPLE = r"longest sample \((\d+) tokens\)"
+"""Where samples vary in length, the longest makes the memory's peak; times are of samples of all lengths."""
+
 NEEDED = ("layers", "hidden", "heads", "seq_len", "gpu", "num_gpus", "micro_batch", "global_batch")
 """Columns without which a table describes no training runs."""
 
@@ -45,6 +48,9 @@ class Facts:
     kv_heads: int | None
     vocab: int | None
     seq_len: int | None
+    decoder_layers: int | None
+    target_len: int | None
+    """Of an encoder-decoder: "enc 12 + dec 12" layers, "512/128" tokens."""
     num_gpus: int | None
     tp: int
     pp: int
@@ -71,11 +77,18 @@ def facts_of(row: Mapping[str, str]) -> Facts:
         text = VTRAIN_FACTS | {name: text[column] for column, name in VTRAIN_COLUMNS.items()} | text
         text["step_time_s"] = _milliseconds(text.get("iteration time (ms)", ""))
 
+    longest = re.search(LONGEST_SAMPLE, text.get("notes", ""))
+    if longest is not None and not text.get("seq_len"):
+        text |= {"seq_len": longest[1], "step_time_s": "", "tokens_per_s_per_gpu": "", "tflops_per_gpu": ""}
+
     def count(name: str) -> int | None:
         return whole(text.get(name, ""))
 
     def size(name: str) -> float | None:
         return number(text.get(name, ""))
+
+    layers, decoder_layers = _two(text.get("layers", ""), r"enc (\d+) \+ dec (\d+)")
+    seq_len, target_len = _two(text.get("seq_len", ""), r"(\d+)/(\d+)")
 
     tp, pp, cp = (count(name) or 1 for name in ("tp", "pp", "cp"))
     if (ulysses := re.search(r"ulysses\D*(\d+)", text.get("cp", ""), re.IGNORECASE)) is not None:
@@ -85,13 +98,20 @@ def facts_of(row: Mapping[str, str]) -> Facts:
         dp = num_gpus // (tp * pp * cp)
     return Facts(
         text=text,
-        layers=count("layers"), hidden=count("hidden"), ffn_hidden=count("ffn_hidden"), heads=count("heads"),
-        kv_heads=count("kv_heads"), vocab=count("vocab"), seq_len=count("seq_len"),
+        layers=layers, hidden=count("hidden"), ffn_hidden=count("ffn_hidden"), heads=count("heads"),
+        kv_heads=count("kv_heads"), vocab=count("vocab"), seq_len=seq_len, decoder_layers=decoder_layers,
+        target_len=target_len,
         num_gpus=num_gpus, tp=tp, pp=pp, vpp=count("vpp") or 1, cp=cp, dp=dp,
         micro_batch=count("micro_batch"), global_batch=count("global_batch"),
         step_time_s=size("step_time_s"), tokens_per_s_per_gpu=size("tokens_per_s_per_gpu"),
         tflops_per_gpu=size("tflops_per_gpu"), peak_mem_gib=size("peak_mem_gib"),
     )  # fmt: skip
+
+
+def _two(text: str, pattern: str) -> tuple[int | None, int | None]:
+    """A plain count, or the two that a pattern finds."""
+    match = re.fullmatch(pattern, text.strip())
+    return (int(match[1]), int(match[2])) if match else (whole(text), None)
 
 
 SHAPES = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")

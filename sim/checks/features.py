@@ -17,19 +17,26 @@ from pydantic import BaseModel
 
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
+from sim.checks.training import (
+    IN_BACKWARD,
+    OTHER,
+    PREFIX_ADAPTER,
+    has_lora,
+    is_four_bit,
+    lora,
+    optimizer_name,
+)
 from sim.scenario.schema import ScenarioFile
 
 EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
 OTHER_NETWORK = (
-    r"\bbert\b|\bt5\b|\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
+    r"\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
     r"|resnet|bamba|hybrid|toy"
 )
 EXPERTS = (
     r"\bmoe\b|moe[:_]|mixtral|deepseek|moonlight|gpt.?oss|kimi|grok|maverick|scout|megablocks"
     r"|\ba\d+b\b|_a\d+b|-a\d+b"
 )
-OTHER_OPTIMIZER = r"\bsgd\b|\blomo\b|8-?bit|4-?bit|\bmuon\b|adafactor|\blion\b|paged"
-ADAPTERS = r"q?lora|adapter"
 INSIDE = ((r"selective_attention|core_attn", "core_attention"), (r"recompute-ffn|selective_op \(MLP\)", "mlp"))
 DISCARDED = ((r"recompute-norm|\+ norm|layernorm", "norm"), (r"recompute-swiglu|activation func", "activation"))
 PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
@@ -82,16 +89,50 @@ FEATURES = (
     ),
     Feature(name="experts", path="model.experts", needed=_experts),
     Feature(name="squared ReLU", path="model.squared_relu", needed=lambda f: f.says("mlp_type", "squared")),
+    Feature(name="adapters (LoRA)", path="model.lora", needed=has_lora, value=lora),
     Feature(
-        name="adapters (LoRA)",
-        path="model.lora",
-        needed=lambda f: f.says("model_name", ADAPTERS) or f.says("notes", ADAPTERS + "|finetune_adapter"),
+        name="four-bit weights are bitsandbytes'",
+        path="model.implementation",
+        needed=is_four_bit,
+        value=lambda f: "transformers",
     ),
-    Feature(name="8-bit or 4-bit numbers", path="precision.matmul", needed=lambda f: f.says("precision", EIGHT_BIT)),
     Feature(
-        name="an optimizer other than AdamW",
+        name="adapters before attention (LLaMA-Adapter)",
+        path="model.prefix_adapter",
+        needed=lambda f: f.says("notes", PREFIX_ADAPTER),
+    ),
+    Feature(
+        name="8-bit or 4-bit numbers",
+        path="precision.matmul",
+        needed=lambda f: f.says("precision", EIGHT_BIT) and not is_four_bit(f),
+    ),
+    Feature(
+        name="SGD or AdamW in 8 bit",
+        path="optimizer.name",
+        needed=lambda f: optimizer_name(f) is not None,
+        value=optimizer_name,
+    ),
+    Feature(
+        name="a step inside backward",
+        path="optimizer.in_backward",
+        needed=lambda f: f.says("notes", IN_BACKWARD),
+        value=lambda f: True,
+    ),
+    Feature(
+        name="no clipping, which steps inside backward rule out",
+        path="optimizer.clip_norm",
+        needed=lambda f: f.says("notes", IN_BACKWARD),
+    ),
+    Feature(
+        name="LOMO's parameters in 16 bit, of which there are no others",
+        path="precision.parameters",
+        needed=lambda f: f.says("notes", r"\blomo\b"),
+        value=lambda f: "bf16",
+    ),
+    Feature(
+        name="an optimizer that is not modelled",
         path="optimizer.other",
-        needed=lambda f: f.says("notes", OTHER_OPTIMIZER) or f.says("model_name", r"\bmuon\b|_muon"),
+        needed=lambda f: f.says("notes", OTHER) or f.says("model_name", r"\bmuon\b|_muon"),
     ),
     Feature(
         name="tensor parallelism",

@@ -147,6 +147,7 @@ def _parameters(outcome: Outcome) -> int | None:
 SIMPLE: dict[str, Callable[[Outcome], float | None]] = {
     "step_time_s": lambda run: run.time.step_ns * 1e-9 if run.time else None,
     "tokens_per_s_per_gpu": lambda run: run.utilization.tokens_per_s_per_gpu if run.utilization else None,
+    "samples_per_s_per_gpu": lambda run: run.utilization.samples_per_s_per_gpu if run.utilization else None,
     "mfu": lambda run: run.utilization.mfu if run.utilization else None,
     "hfu": lambda run: run.utilization.hfu if run.utilization else None,
     "recompute_of_step": lambda run: run.time.recompute_of_step if run.time else None,

@@ -15,15 +15,19 @@ from sim.checks.facts import SHAPES, Facts, whole
 from sim.checks.features import PARTS, NotExpressible, compiled, left_out, missing, sections
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
+from sim.checks.training import is_four_bit
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
 from sim.model.catalogue import implementations_of, preset_names, preset_shapes
+from sim.model.config import Family
 
 Sections = dict[str, Any]
 
 SELECTIVE = ["attention", "every_second_matmul"]
-GENERIC_PRESET = {"llama": "llama-2-7b", "gpt": "gpt2-small"}
-DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200}
+GENERIC_PRESET = {"llama": "llama-2-7b", "gpt": "gpt2-small", "bert": "bert-large", "t5": "t5-base"}
+FAMILIES: dict[str, Family] = {"llama": "llama", "gpt": "gpt", "bert": "bert", "t5": "t5"}
+DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200, "bert": 30522, "t5": 30622}
+"""Where a row prints none. BERT: its words; T5 in Megatron: those and 100 sentinels."""
 
 GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"gh200", "gh200-96gb", None),
@@ -134,6 +138,8 @@ def unprinted(facts: Facts) -> list[str]:
     if gpu_of(facts)[0] == "":
         label = facts.text.get("gpu", "")
         reasons.append(f"GPU {label} is not in the catalogue" if label else "gpu is not printed")
+    if family_of(facts) == "t5" and facts.target_len is None:
+        reasons.append("the decoder's tokens per sequence are not printed")
     if family_of(facts) is None and not missing(facts):
         reasons.append("neither mlp_type nor model_name tells a Llama-like from a GPT-like model")
     if (
@@ -162,7 +168,11 @@ def gpu_of(facts: Facts) -> tuple[str, str | None]:
 
 
 def family_of(facts: Facts) -> str | None:
-    """llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    """bert and t5 by name; llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    if facts.says("model_name", r"\bbert\b"):
+        return "bert"
+    if facts.says("model_name", r"\bt5\b"):
+        return "t5"
     if facts.says("mlp_type", "swiglu|silu|gated"):
         return "llama"
     if facts.says("mlp_type", "gelu"):
@@ -192,13 +202,15 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
             section["vocab"] = DEFAULT_VOCAB[family]
             assumptions.append(f"vocabulary {DEFAULT_VOCAB[family]}")
         if facts.ffn_hidden is None and facts.hidden is not None:
-            section["ffn_hidden"] = 4 * facts.hidden if family == "gpt" else -(-facts.hidden * 8 // 3 // 256) * 256
+            section["ffn_hidden"] = 4 * facts.hidden if family != "llama" else -(-facts.hidden * 8 // 3 // 256) * 256
             assumptions.append(f"ffn_hidden {section['ffn_hidden']}")
-    section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
-    if family == "gpt":
-        section["max_positions"] = facts.seq_len
+    if family == "t5" and facts.hidden is not None and facts.heads is not None:
+        section |= {"decoder_layers": facts.decoder_layers or facts.layers, "head_dim": facts.hidden // facts.heads}
+    section["max_positions"] = facts.seq_len
+    if family == "llama":
+        section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
     code = software.llama if family == "llama" else software.gpt
-    known = implementations_of("llama" if family == "llama" else "gpt")
+    known = implementations_of(FAMILIES[family])
     section["implementation"] = code if code in known else known[0]
     if code not in known:
         assumptions.append(f"{known[0]}'s code stands for {code}'s")
@@ -214,11 +226,14 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = software.norm
     if software.logits is not None:
         section["logits"] = software.logits
+    chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
+    if chunks_loss and facts.dp == 1:
+        section |= {"loss_chunks": software.loss_chunks, "loss_chunking": "projection"}
     if software.keep_logits is not None:
         section["keep_logits"] = software.keep_logits
     if section["implementation"] == "megatron" and (facts.cp > 1 or facts.says("attention", "flash")):
         section["attention"] = "sdpa"  # context parallelism is Transformer Engine's
-    elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
+    elif facts.says("attention", "^standard") and section["implementation"] != "megatron" and family != "t5":
         section["attention"] = "math"
     return section
 
@@ -256,7 +271,8 @@ def batch(facts: Facts, assumptions: list[str]) -> Sections:
             raise NotExpressible(f"global_batch {total} is no multiple of micro_batch {micro} x dp {dp}")
     elif total is None:
         assumptions.append("no gradient accumulation")
-    return {"micro_batch": micro, "seq_len": facts.seq_len, "accumulation": accumulation}
+    lengths = {"seq_len": facts.seq_len} | ({"target_len": facts.target_len} if facts.target_len else {})
+    return {"micro_batch": micro, **lengths, "accumulation": accumulation}
 
 
 def precision(facts: Facts, gpu: Gpu, software: Software, shared: Sections, assumptions: list[str]) -> Sections:
@@ -286,6 +302,9 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     stop: Sections = {} if software.early_stop else {"early_stop": False}
     if software.reentrant and not re.search(PARTS, label):
         stop = {"reentrant": True}
+    if not label and software.recompute:
+        label = software.recompute
+        assumptions.append(f"recompute {label}, the software's own")
     if not label:
         assumptions.append("recompute is not printed, none assumed")
     if not label or re.match(r"none|no\b|off|false", label):

@@ -50,6 +50,12 @@ class Software:
     """What its "memory" is, where neither the row nor its notes say."""
     since_start: bool = False
     """Its peak is that of the whole run, the first step included."""
+    loss_chunks: int = 1
+    """Chunks in which it projects to logits and computes the loss."""
+    recompute: str = ""
+    """Its recipes' recomputation, where a row prints none."""
+    lora: tuple[int, tuple[str, ...]] = (8, ("q", "v"))
+    """Rank and layers of its recipe for adapters: those of LoRA's paper where nothing else is known."""
     often_8_bit: bool = False
     """A row that does not print its precision is as likely an 8-bit run."""
     torch: str = ""
@@ -93,7 +99,15 @@ KNOWN = (
         memory="reserved",
     ),
     Software(
-        name="torchtune", pattern="torchtune", parameters="bf16", optimizer="fused", sharding="fsdp2", memory="active"
+        name="torchtune",
+        pattern="torchtune",
+        parameters="bf16",
+        optimizer="fused",
+        sharding="fsdp2",
+        memory="active",
+        loss_chunks=8,  # CEWithChunkedOutputLoss
+        recompute="full",  # enable_activation_checkpointing: True in llama3_1/*.yaml
+        lora=(8, ("q", "v", "o", "mlp")),  # llama3_1/8B_lora*.yaml
     ),
     Software(name="fms-fsdp", pattern="fms-fsdp|foundation-model", reduce="bf16", sharding="fsdp1"),
     Software(

@@ -8,12 +8,16 @@ from sim.model.experts import ExpertParallel
 from sim.model.gpt import Gpt
 from sim.model.language_model import Embedding, LanguageModel
 from sim.model.llama import TitanLlama
+from sim.model.megatron_bert import MegatronBert
 from sim.model.megatron_gpt import MegatronGpt
+from sim.model.megatron_t5 import MegatronT5
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import TensorParallel
 from sim.model.transformers_bert import BertForMaskedLM, BertForSequenceClassification
 from sim.model.transformers_gpt2 import Gpt2LMHeadModel
 from sim.model.transformers_llama import LlamaForCausalLM
+from sim.model.transformers_t5 import T5ForConditionalGeneration
+from sim.model.transformers_vit import ViTForImageClassification
 
 
 def build_model(
@@ -27,7 +31,9 @@ def build_model(
     """
     if config.implementation == "megatron":
         parts = parallel or TensorParallel(), expert_parallel or ExpertParallel(), context or ContextParallel()
-        return MegatronGpt(config, *parts)
+        if config.family == "t5":
+            return MegatronT5(config, *parts)
+        return (MegatronBert if config.family == "bert" else MegatronGpt)(config, *parts)
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")
     if context is not None and context.degree > 1:
@@ -37,6 +43,8 @@ def build_model(
         ("llama", "transformers"): LlamaForCausalLM,
         ("gpt", "nanogpt"): Gpt,
         ("gpt", "transformers"): Gpt2LMHeadModel,
+        ("t5", "transformers"): T5ForConditionalGeneration,
+        ("vit", "transformers"): ViTForImageClassification,
         ("bert", "transformers"): (
             BertForSequenceClassification if config.head == "classification" else BertForMaskedLM
         ),

@@ -100,6 +100,10 @@ class Tensor:
     def transpose(self, a: int, b: int) -> Tensor:
         return call("transpose", self, a, b)
 
+    def permute(self, *order: int) -> Tensor:
+        """Dimensions in another order: a view."""
+        return call("permute_dimensions", self, order)
+
     def unsqueeze(self, dim: int) -> Tensor:
         return call("unsqueeze", self, dim)
 

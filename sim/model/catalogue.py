@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from sim.model import encoders
 from sim.model.config import Family, Implementation, ModelConfig
-from sim.model.expert_fields import check_nested, completed, merged, written_by
+from sim.model.expert_fields import check_nested, completed, merged, unwritten, written_by
 from sim.model.faults import Fault, ModelError
 
 Fields = dict[str, Any]
@@ -122,12 +122,15 @@ def build_model(
     family, given = shapes["family"], merged(shapes, overrides or {})
     known = implementations_of(family, given)
     faults = []
+    if not known:
+        raise ModelError(Fault(field, given[field], f"is not of {family} models") for field in unwritten(given))
     if implementation is not None and implementation not in known:
         of = f"the {family} family" if known == implementations_of(family) else "experts or latent attention"
         faults = [Fault("implementation", implementation, f"no such code for {of};", known)]
     code = next((code for code in known if code == implementation), known[0])
     values = {**IMPLEMENTATIONS[family, code], **given}
     values.setdefault("kv_heads", values["heads"])
+    values |= encoders.derived(values)
     faults += check_shapes(values) + check_choices(values, family, code)
     faults += [Fault(field, values.get(field), message) for field, message in encoders.check_own_fields(values)]
     faults = faults or check_nested(values, family)

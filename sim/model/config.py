@@ -7,7 +7,7 @@ from typing import Literal
 
 from sim.model.experts import Experts, LatentAttention
 
-Family = Literal["llama", "gpt", "bert"]
+Family = Literal["llama", "gpt", "bert", "vit", "t5"]
 Implementation = Literal["torchtitan", "transformers", "nanogpt", "megatron"]
 
 
@@ -44,7 +44,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    vocab: int
+    vocab: int = 0
     max_positions: int
     tied_embeddings: bool = False
     bias: bool = False
@@ -54,10 +54,10 @@ class ModelConfig:
     qk_norm: bool = False
     """RMSNorm over each head of q and k (Qwen3)."""
     dropout: float = 0.0
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu"] = "silu"
     norm: Literal["fused", "manual", "layer_norm"] = "fused"
     """fused: one RMSNorm kernel (F.rms_norm); manual: x.float() * rsqrt(...) op by op; layer_norm: GPT."""
-    rope: Literal["complex", "cos_sin", "half", "fused", "none"] = "complex"
+    rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] = "complex"
     """complex: view_as_complex in fp32; cos_sin: rotate-half in fp32; half: rotate-half in the model dtype (transformers);
     fused: one kernel (Megatron)."""
     gqa: Literal["repeat", "sdpa"] = "repeat"
@@ -77,11 +77,19 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
-    head: Literal["language_model", "classification"] = "language_model"
-    """What comes out: scores over the vocabulary for every token, or over `classes` for every sequence."""
+    head: Literal["language_model", "classification", "pretraining"] = "language_model"
+    """What comes out: scores over the vocabulary for every token, over `classes` for every sequence, or the first with
+    those of the order of two sentences (Megatron's BERT)."""
     classes: int = 0
     token_types: int = 0
     """Rows of the table of token types (BERT)."""
+    decoder_layers: int = 0
+    """Blocks of the decoder, beside the `layers` of the encoder (T5)."""
+    relative_buckets: int = 0
+    """Rows of the table of biases by distance (T5)."""
+    image_size: int = 0
+    patch_size: int = 0
+    """Images are squares of image_size pixels a side, cut into patches of patch_size (ViT)."""
     experts: Experts | None = None
     """Experts in the place of MLPs. None: no experts."""
     latent: LatentAttention | None = None

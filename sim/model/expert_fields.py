@@ -76,6 +76,11 @@ def completed(values: Fields) -> Fields:
     return {**values, **objects}
 
 
+def unwritten(values: Fields) -> list[str]:
+    """The fields that only some implementations have, of those given."""
+    return [name for name in WRITTEN_BY if values.get(name) is not None]
+
+
 def written_by(values: Fields, known: tuple[Any, ...]) -> tuple[Any, ...]:
     """Of the implementations known, those that have what the model needs."""
     needed = [codes for name, codes in WRITTEN_BY.items() if values.get(name) is not None]

@@ -13,7 +13,8 @@ from sim.model.encoders import ENCODERS
 MFU_FORMULA = (
     "6 * P + 12 * L * A * D * S FLOPs per token over the dense peak; P: parameters without the token embedding table "
     "(with it where the head is tied to it) and without experts that a token does not pass, 4 * P for frozen ones; "
-    "attention not halved for causality; D with latent attention: the mean of a key's and a value's width"
+    "attention not halved for causality; D with latent attention: the mean of a key's and a value's width; with two "
+    "stacks or a classifier: every weight for the tokens that it works on, 12 * A * D for every pair of tokens"
 )
 
 
@@ -45,10 +46,10 @@ def model_flops_per_token(config: ModelConfig, seq_len: int) -> int:
     return 6 * weights - 2 * _frozen_weights(config) + 6 * config.layers * config.heads * widths * seq_len
 
 
-def model_flops_per_sequence(config: ModelConfig, seq_len: int) -> int:
+def model_flops_per_sequence(config: ModelConfig, seq_len: int, target_len: int = 0) -> int:
     """Forward and backward of one sequence of S tokens (MFU_FORMULA), without recomputation."""
     if config.family in ENCODERS:
-        return encoder_flops(config, parameter_count(config), seq_len)
+        return encoder_flops(config, seq_len, target_len)
     return model_flops_per_token(config, seq_len) * seq_len
 
 

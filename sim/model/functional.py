@@ -60,6 +60,10 @@ def gelu(x: Tensor) -> Tensor:
     return call("gelu", x)
 
 
+def relu(x: Tensor) -> Tensor:
+    return call("relu", x)
+
+
 def tanh(x: Tensor) -> Tensor:
     return call("tanh", x)
 
@@ -174,6 +178,16 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return call("matmul", a, b)
 
 
+def patch_convolution(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+    """F.conv2d of x [B, C, I, I] with a kernel [H, C, P, P] and stride P."""
+    return call("patch_convolution", x, weight.tensor, bias.tensor)
+
+
+def cat(parts: tuple[Tensor, ...], dim: int) -> Tensor:
+    """torch.cat(parts, dim)."""
+    return call("cat", parts, dim)
+
+
 def cat_last(parts: tuple[Tensor, ...]) -> Tensor:
     """torch.cat(parts, dim=-1)."""
     return call("cat_last", parts)
@@ -243,6 +257,16 @@ def global_buffer(elements: int, dtype: str) -> None:
 def compute(name: str, shape: Shape, dtype: str, *inputs: Tensor) -> Tensor:
     """An operator on data that needs no gradient (ids, positions): one output, one kernel that reads `inputs`."""
     return call("compute", name, shape, dtype, inputs)
+
+
+def run_in_place(name: str, x: Tensor) -> None:
+    """An operator that writes into x, which needs no gradient."""
+    call("run_in_place", name, x)
+
+
+def zeros(shape: Shape, dtype: str, requires_grad: bool = False) -> Tensor:
+    """torch.zeros, a leaf of the graph where it requires a gradient."""
+    return call("zeros", shape, dtype, requires_grad)
 
 
 def cumsum(x: Tensor) -> Tensor:

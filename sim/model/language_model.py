@@ -10,6 +10,9 @@ from sim.model.chunked_loss import backward_per_chunk, loss_per_chunk
 from sim.model.config import ModelConfig
 from sim.model.module import Module, ModuleList, Parameter
 
+InputShape = tuple[Shape, str]
+"""Shape and dtype of what the data loader puts on the device."""
+
 
 class Linear(Module):
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
@@ -66,9 +69,16 @@ class LanguageModel(Module):
         """What a stage before the last hands on, [B, S, H]: a call of the module, with its hooks."""
         return self(tokens)
 
-    def input_shapes(self, sequences: int, seq_len: int) -> tuple[Shape, Shape]:
-        """Token ids and targets of a micro-batch."""
-        return (sequences, seq_len), (sequences, seq_len)
+    def stacks(self) -> tuple[ModuleList, ...]:
+        """The repeated blocks: one stack of them, or several that run one after another."""
+        return (self.layers,)
+
+    def begin_checkpointing(self) -> None:
+        """Some blocks will be checkpointed (transformers' flag of that name)."""
+
+    def inputs(self, sequences: int, seq_len: int, target_len: int) -> tuple[InputShape, InputShape]:
+        """Token ids and targets of a micro-batch; `target_len` is of models that read targets beside the sequence."""
+        return ((sequences, seq_len), "int64"), ((sequences, seq_len), "int64")
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the training script calls: (loss, logits if it sees them). Here it computes the loss from the logits."""

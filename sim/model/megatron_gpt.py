@@ -6,6 +6,8 @@ parallelism, and 16 sb (16/t sb) of statistics (Korthikanti et al. 2022, with fp
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from sim.model import functional as F
 from sim.model.calls import Tensor, active
 from sim.model.config import ModelConfig
@@ -32,8 +34,10 @@ class LanguageModelEmbedding(Module):
         learned = config.rope == "none"
         self.word_embeddings = VocabParallelEmbedding(config.vocab, config.hidden, parallel, scatters=not learned)
         self.position_embeddings = Embedding(config.max_positions, config.hidden) if learned else None
+        if config.token_types:
+            self.tokentype_embeddings = Embedding(config.token_types, config.hidden)
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         words = self.word_embeddings(tokens)  # a local until the end
         x = words
         if self.position_embeddings is not None:
@@ -42,6 +46,8 @@ class LanguageModelEmbedding(Module):
         if not self.word_embeddings.scatters:
             x = x.transpose(0, 1).contiguous()
             x = F.scatter_tokens(x, self.parallel.degree) if self.parallel.splits_tokens else x
+        if types is not None:
+            x = x + self.tokentype_embeddings(types).permute(1, 0, 2)
         if self.parallel.splits_tokens:
             x = F.clone(x)  # of a view that holds the whole; made in any case
         x = F.dropout(x, self.config.dropout)
@@ -69,7 +75,7 @@ class MegatronGpt(LanguageModel):
     """The model computes the loss per token; the script makes the position ids and takes the mean."""
 
     first_parts = ("embedding",)
-    last_parts = ("final_layernorm", "output_layer")
+    last_parts: ClassVar[tuple[str, ...]] = ("final_layernorm", "output_layer")
     embedding: LanguageModelEmbedding | None
     final_layernorm: Module | None
     output_layer: ColumnParallelLinear | None

@@ -48,13 +48,14 @@ class CoreAttention(Module):
             return F.fused_attention(q, k, v, self.context).view(s, b, a * d)
         if self.config.attention != "unfused":
             return self._fused(q, k, v)
+        keys = k.shape[0]
         q = q.view(s, b * a, d)
-        k = k.view(s, b * a, d)
-        F.global_buffer(b * a * s * s, q.dtype)  # baddbmm's input, which beta = 0 ignores
+        k = k.view(keys, b * a, d)
+        F.global_buffer(b * a * s * keys, q.dtype)  # baddbmm's input, which beta = 0 ignores
         scores = F.scaled_bmm(q.transpose(0, 1), k.transpose(0, 1).transpose(1, 2))
         probabilities = F.causal_softmax(scores)
         probabilities = F.dropout(probabilities, self.config.dropout)
-        v = v.view(s, b * a, d)
+        v = v.view(keys, b * a, d)
         context = F.bmm(probabilities, v.transpose(0, 1))
         context = context.transpose(0, 1).contiguous()
         return context.view(s, b, a * d)
@@ -64,7 +65,8 @@ class CoreAttention(Module):
         s, b, a, d = q.shape
         q, k, v = (x.transpose(0, 1).transpose(1, 2) for x in (q, k, v))
         kernel = "math" if self.config.attention == "math" else "sdpa"
-        context = F.attention(q, k, v, dropout_p=self.config.dropout, kernel=kernel)
+        causal = self.config.family == "gpt"
+        context = F.attention(q, k, v, dropout_p=self.config.dropout, kernel=kernel, causal=causal)
         return context.transpose(1, 2).transpose(0, 1).contiguous().view(s, b, a * d)
 
 

@@ -15,12 +15,15 @@ ROPES = {
     "half": {"aten.neg", "aten.cat", "aten.mul"},
     "fused": set[str](),
     "none": set[str](),
+    "relative": {"aten.add", "aten.embedding"},
 }
 ACTIVATIONS = {
     "silu": {"aten.silu", "aten.mul"},
     "gelu": {"aten.gelu"},
     "gelu_tanh": {"aten.gelu"},
     "gelu_new": {"aten.pow", "aten.mul", "aten.tanh"},
+    "relu": {"aten.relu"},
+    "gated_gelu": {"aten.pow", "aten.mul", "aten.tanh"},
 }
 FLASH = "aten._scaled_dot_product_flash_attention"
 EFFICIENT = "aten._scaled_dot_product_efficient_attention"

@@ -30,8 +30,14 @@ PARTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "norm": ("input_layernorm", "post_attention_layernorm"),
     },
     ("bert", "transformers"): {"attention": ("attention",)},
+    ("vit", "transformers"): {
+        "attention": ("attention",),
+        "mlp": ("mlp",),
+        "norm": ("layernorm_before", "layernorm_after"),
+    },
     ("gpt", "transformers"): {"attention": ("attn",), "mlp": ("mlp",), "norm": ("ln_1", "ln_2")},
     ("gpt", "megatron"): MEGATRON_PARTS,
+    ("bert", "megatron"): MEGATRON_PARTS,
     ("llama", "megatron"): MEGATRON_PARTS | MEGATRON_EXPERTS,
 }
 """Dotted names of modules below a layer, where it has them. nanoGPT's block, as recorded, is one function: it has no parts."""
@@ -41,7 +47,9 @@ CONSUMERS: dict[tuple[str, str], dict[str, tuple[tuple[str, str], ...]]] = {
     ("llama", "torchtitan"): {"norm": (("attention_norm", "attention"), ("ffn_norm", "feed_forward"))},
     ("llama", "transformers"): {"norm": (("input_layernorm", "self_attn"), ("post_attention_layernorm", "mlp"))},
     ("gpt", "transformers"): {"norm": (("ln_1", "attn"), ("ln_2", "mlp"))},
+    ("vit", "transformers"): {"norm": (("layernorm_before", "attention"), ("layernorm_after", "mlp"))},
     ("gpt", "megatron"): MEGATRON_CONSUMERS,
+    ("bert", "megatron"): MEGATRON_CONSUMERS,
     ("llama", "megatron"): MEGATRON_CONSUMERS,
 }
 """Parts whose output may be discarded after the module that reads it has run: (part, reader), dotted below a layer."""

@@ -5,15 +5,13 @@ No attention mask is given (or one without padding, which SDPA is not shown), no
 
 from __future__ import annotations
 
-from typing import Any
-
 from sim.model import functional as F
-from sim.model.calls import Shape, Tensor, active
+from sim.model.calls import Tensor, active
 from sim.model.config import ModelConfig
 from sim.model.gpt import LayerNorm
-from sim.model.language_model import Embedding, Linear
+from sim.model.language_model import Embedding, InputShape, Linear
 from sim.model.module import Buffer, Module, ModuleList, Parameter
-from sim.model.transformers_attention import attend
+from sim.model.transformers_attention import Attended, attend, split_weights, with_weights
 from sim.model.transformers_common import TransformersModel
 
 
@@ -50,7 +48,7 @@ class BertSelfAttention(Module):
         self.config = config
         self.query, self.key, self.value = (Linear(h, width, bias=True) for _ in range(3))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor) -> Attended:
         b, s, _ = x.shape
         d = self.config.head_dim
         q = self.query(x).view(b, s, -1, d).transpose(1, 2)
@@ -58,7 +56,7 @@ class BertSelfAttention(Module):
         v = self.value(x).view(b, s, -1, d).transpose(1, 2)
         y, weights = attend(q, k, v, self.config)
         y = y.reshape(b, s, -1).contiguous()
-        return y, weights
+        return with_weights(y, weights)
 
 
 class BertOutput(Module):
@@ -81,12 +79,10 @@ class BertAttention(Module):
         self.self = BertSelfAttention(config)
         self.output = BertOutput(config.heads * config.head_dim, config)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        attended: Any = self.self(x)
-        y, weights = attended
-        del attended
+    def forward(self, x: Tensor) -> Attended:
+        y, weights = split_weights(self.self(x))
         y = self.output(y, x)
-        return y, weights
+        return with_weights(y, weights)
 
 
 class BertIntermediate(Module):
@@ -108,9 +104,7 @@ class BertLayer(Module):
         self.output = BertOutput(config.ffn_hidden, config)
 
     def forward(self, x: Tensor) -> Tensor:
-        attended: Any = self.attention(x)
-        y, weights = attended
-        del attended
+        y, weights = split_weights(self.attention(x))
         wide = self.intermediate(y)
         y = self.output(wide, y)
         del weights
@@ -201,8 +195,8 @@ class BertForSequenceClassification(BertModel):
         self.classifier = Linear(config.hidden, config.classes, bias=True)
         self.name_paths()
 
-    def input_shapes(self, sequences: int, seq_len: int) -> tuple[Shape, Shape]:
-        return (sequences, seq_len), (sequences,)
+    def inputs(self, sequences: int, seq_len: int, target_len: int) -> tuple[InputShape, InputShape]:
+        return ((sequences, seq_len), "int64"), ((sequences,), "int64")
 
     def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.hidden_states(tokens)

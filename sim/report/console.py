@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sim.report.evidence import Evidence
 from sim.report.files import FILES
 from sim.report.offload import host_footnote, offload_columns, offload_explanation
-from sim.report.summary import Evidence, OutOfMemory, RunSummary, StrategySummary
+from sim.report.summary import OutOfMemory, RunSummary, StrategySummary
 from sim.report.tables import LONGEST_NAME, Column, strategy_tables
 from sim.report.words import (
     ASCII,
@@ -96,6 +97,7 @@ def main_columns(strategies: Sequence[StrategySummary], signs: Signs) -> list[Co
 
 TIME_COLUMNS = (
     Column("first step", lambda s: duration_of(s.first_step.step_time_s)),
+    Column("samples/s/GPU", lambda s: "" if s.samples_per_s_per_gpu is None else f"{s.samples_per_s_per_gpu:,.4g}"),
     Column("HFU", lambda s: percent(s.hfu)),
     Column("recompute", lambda s: recomputed(s)),
     Column("exposed comm.", lambda s: duration_of(s.exposed_communication_s)),

@@ -6,22 +6,20 @@ Field names are the keys of the JSON; `None` is null: no such figure, or the run
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
 from sim import __version__
-from sim.api import Outcome, cost_model
+from sim.api import Outcome
 from sim.model.config import ChainConfig
 from sim.model.flops import MFU_FORMULA
 from sim.plan.micro_batch import LARGEST_CONSIDERED
+from sim.report.evidence import Evidence, evidence
 from sim.report.levers import Lever, find_lever
 from sim.report.notes import between, notes
 from sim.report.parameter_bytes import bytes_per_parameter
 from sim.scenario.setup import Scenario, Setup
-from sim.scenario.versions import RECORDED_ALLOCATOR, RECORDED_AUTOGRAD, minor_of
 from sim.timeline.clock import step_windows
 from sim.timeline.memory import MemoryTimeline
 from sim.timeline.metrics import outside_bytes
@@ -97,14 +95,6 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """How far a figure can be trusted: exact, close, calibrated, published, datasheet, given or assumed; and who says so."""
-
-    label: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
     """One rank of a pipeline, in the steady step. `stages`: numbers of those that it holds; `layers` in each of them.
 
@@ -135,6 +125,7 @@ class StrategySummary:
     steady_is_settled: bool
     steady_step_start_s: float | None
     tokens_per_s_per_gpu: float | None
+    samples_per_s_per_gpu: float | None
     mfu: float | None
     hfu: float | None
     peak_allocated_bytes: int
@@ -229,6 +220,7 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         steady_is_settled=outcome.cycle.settled,
         steady_step_start_s=step_windows(outcome.lanes)[-1][0] * 1e-9 if outcome.lanes else None,
         tokens_per_s_per_gpu=use.tokens_per_s_per_gpu if use else None,
+        samples_per_s_per_gpu=use.samples_per_s_per_gpu if use else None,
         mfu=use.mfu if use else None,
         hfu=use.hfu if use else None,
         peak_allocated_bytes=steady.allocated_bytes,
@@ -274,49 +266,7 @@ def tokens_per_step(setup: Setup) -> int | None:
     if isinstance(setup.model, ChainConfig):
         return None
     batch = setup.batch
-    return batch.micro_batch * batch.seq_len * batch.accumulation * setup.data_parallel
-
-
-def evidence(setup: Setup) -> dict[str, Evidence]:
-    """What each kind of figure rests on."""
-    cluster = setup.cluster
-    labels = {"bytes": _byte_evidence(setup), "time": _time_evidence(setup)}
-    for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes", "host_memory_bytes"):
-        source = cluster.source(figure)
-        name = "usable_device_bytes" if figure == "usable_memory_bytes" else figure
-        labels[name] = Evidence(label=source.label, source=source.text)
-    return labels
-
-
-def _byte_evidence(setup: Setup) -> Evidence:
-    """Exact for the versions that were recorded, else close: the rules of the nearest one are played."""
-    minor, version = minor_of(setup.torch), setup.torch
-    if isinstance(setup.model, ChainConfig):
-        exact = minor in RECORDED_ALLOCATOR
-        source = f"Sizes of the scenario in PyTorch {version}'s caching allocator"
-        rules = _versions(RECORDED_ALLOCATOR)
-    else:
-        exact = minor in RECORDED_ALLOCATOR and minor in RECORDED_AUTOGRAD
-        source = f"Allocations and caching allocator as PyTorch {version}'s, where recordings cover the case"
-        rules = f"allocations of {_versions(RECORDED_AUTOGRAD)}, the allocator of {_versions(RECORDED_ALLOCATOR)}"
-    if exact:
-        return Evidence(label="exact", source=source)
-    return Evidence(label="close", source=f"Rules of the versions nearest to PyTorch {version}; recorded: {rules}")
-
-
-def _versions(recorded: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{major}.{minor}" for major, minor in recorded)
-
-
-def _time_evidence(setup: Setup) -> Evidence:
-    """Calibrated if every figure was measured on the user's device, else assumed: figures of different machines."""
-    if isinstance(setup.model, ChainConfig):
-        return Evidence(label="given", source="Durations of the scenario")
-    cost = cost_model(setup)
-    counts = Counter(figure.label for _, figure in cost.labels())
-    label = "calibrated" if set(counts) == {"measured"} else "assumed"
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
-    return Evidence(label=label, source=f"Cost profile {cost.profile.name}, framework {setup.host.framework}: {kinds}")
+    return batch.micro_batch * batch.tokens_per_sequence * batch.accumulation * setup.data_parallel
 
 
 def _stages(outcome: Outcome) -> tuple[StageSummary, ...]:

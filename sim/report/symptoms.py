@@ -12,9 +12,10 @@ from rich.text import Text
 
 from sim.api import Outcome
 from sim.report.errors import RunError
+from sim.report.evidence import evidence
 from sim.report.explain import Played
 from sim.report.knob import phase_peaks
-from sim.report.summary import evidence, tokens_per_step
+from sim.report.summary import tokens_per_step
 from sim.scenario.problems import nearest_name
 from sim.timeline.metrics import outside_bytes
 from sim.units import format_bytes, format_duration

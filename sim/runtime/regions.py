@@ -41,6 +41,11 @@ def layers_of(model: Module) -> ModuleList:
     return layers
 
 
+def stacks_of(model: Module) -> tuple[ModuleList, ...]:
+    """All stacks of repeated blocks."""
+    return model.stacks() if isinstance(model, LanguageModel) else (layers_of(model),)
+
+
 class _Wrap:
     """Makes regions; choices that are alike share one policy, so that their layers are alike."""
 
@@ -92,11 +97,18 @@ def _replace(layer: Module, name: str, wrap: Callable[[Module], Any]) -> Any:
 
 def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -> list[Module]:
     """Replace layers by regions. Returns, per layer, the module that FSDP wraps when it wraps outside."""
-    layers = layers_of(model)
-    blocks = list(layers)
+    stacks = stacks_of(model)
     if checkpoint is None:
-        return blocks
+        return [block for layers in stacks for block in layers]
+    if isinstance(model, LanguageModel):
+        model.begin_checkpointing()
     wrap = _Wrap(tape, model)
+    takes_first = isinstance(model, LanguageModel) and model.checkpoints_first
+    return [outer for layers in stacks for outer in _wrap_stack(layers, checkpoint, wrap, takes_first)]
+
+
+def _wrap_stack(layers: ModuleList, checkpoint: Checkpoint, wrap: _Wrap, takes_first: bool) -> list[Module]:
+    blocks = list(layers)
     region = partial(wrap, checkpoint)
     if checkpoint.layers:
         chosen = zip(blocks, checkpoint.layers)
@@ -110,7 +122,6 @@ def apply_checkpoint(tape: Tape, model: Module, checkpoint: Checkpoint | None) -
         *parts, last = _cut(blocks, tuple(size * number for number in range(1, checkpoint.sequential)))
         layers.items = [*map(region, parts), *last]
     else:
-        takes_first = isinstance(model, LanguageModel) and model.checkpoints_first
         layers.items = _every(blocks, checkpoint, region, takes_first)
     own = {id(blocks_of(module)[0]): module for module in layers.items if len(blocks_of(module)) == 1}
     return [own.get(id(block), block) for block in blocks]

@@ -100,7 +100,8 @@ def efficient_backward_workspace(device: DeviceFacts, batch_heads: int, length: 
 def cub_radix_sort(n: int, vocab: int) -> int:
     """Temporary storage of cub's onesweep sort of n int64 keys below `vocab` with int64 values."""
     passes = ceil_div(vocab.bit_length(), 8)
-    return 2 * round_up(8 * n, 256) + 511 + 2048 * passes + 1024 * ceil_div(n, 4608)
+    second_buffers = 2 * round_up(8 * n, 256) if passes > 1 else 0
+    return second_buffers + 511 + 2048 * passes + 1024 * ceil_div(n, 4608)
 
 
 def cub_scan(n: int) -> int:

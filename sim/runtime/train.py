@@ -27,7 +27,7 @@ from sim.runtime.ops.nf4 import Quantizer
 from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
 from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.recorder import OutOfMemory, Recorder
-from sim.runtime.regions import apply_checkpoint, layers_of
+from sim.runtime.regions import apply_checkpoint, stacks_of
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.families import make_family
 from sim.runtime.sharding.parameters import ShardedParameter
@@ -111,7 +111,7 @@ class TrainingRun:
         """Wrap, shard, and put the parameters (and buffers) on the device."""
         setup, tape, offload = self.setup, self.tape, self.setup.offload
         for number, model in enumerate(self.models):
-            blocks = list(layers_of(model))
+            blocks = [block for layers in stacks_of(model) for block in layers]
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.compile is not None:
                 outer = apply_compile(tape, model)
@@ -310,12 +310,12 @@ class TrainingRun:
     # -- parts -------------------------------------------------------------------------------------------------
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
-        sequences = micro_batches * self.setup.batch.micro_batch
-        tokens, targets = self.model.input_shapes(sequences, self.setup.local_tokens)
+        sequences, target_len = micro_batches * self.setup.batch.micro_batch, self.setup.batch.target_len
+        tokens, targets = self.model.inputs(sequences, self.setup.local_tokens, target_len)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
-            self.tokens = self.tape.empty(tokens, "int64")
-            self.targets = self.tape.empty(targets, "int64")
+            self.tokens = self.tape.empty(*tokens)
+            self.targets = self.tape.empty(*targets)
 
     def _norm_is_summed(self) -> None:
         """A pipeline's stages add up their squared norms here."""

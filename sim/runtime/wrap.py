@@ -10,7 +10,7 @@ from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.compiled.region import CompiledBlock, Plan
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.offload import SaveOnCpu
-from sim.runtime.regions import blocks_of, layers_of, structure
+from sim.runtime.regions import blocks_of, layers_of, stacks_of, structure
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.fsdp2 import Unit
 from sim.runtime.sharding.policy import UnitPolicy
@@ -187,6 +187,8 @@ def mark_repeats(model: Module, again: bool = False, kinds: int = 0) -> None:
     stage, which runs for every micro-batch; its first and last layers are kinds of their own, since what comes in is
     held outside. Kinds are numbered from `kinds`.
     """
+    if len(stacks_of(model)) > 1:
+        return  # their blocks share tensors that need gradients
     alike: dict[object, list[tuple[Module, tuple[str, ...]]]] = {}
     layers = list(layers_of(model))
     post_norm = isinstance(model, LanguageModel) and model.post_norm

@@ -31,6 +31,7 @@ ATEN_NAMES = (
     "aten.silu",
     "aten.gelu",
     "aten.tanh",
+    "aten.relu",
     "aten.add",
     "aten.mul",
     "aten.pow",

@@ -35,7 +35,7 @@ def check_batch(document: Document, batch: BatchSection, model: AnyModel) -> Non
     if isinstance(model, ChainConfig):
         return
     _check_need(document, batch, model)
-    if batch.seq_len <= model.max_positions:
+    if batch.seq_len <= model.max_positions or model.rope == "relative":
         return
     path = ("batch", "seq_len")
     if model.rope == "none":
@@ -160,6 +160,9 @@ def check_megatron_parallel(
             return
     if tensor is None or isinstance(model, ChainConfig):
         return
+    if tensor.sequence_parallel and model.family == "bert":
+        path = ("parallel", "tensor", "sequence_parallel")
+        document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
     shared = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
     for name, value in shared.items():
         if value % tensor.degree:

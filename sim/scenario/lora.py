@@ -74,6 +74,7 @@ def _fits(document: Document, section: LoraSection, model: ModelConfig, gathered
     if not known:
         what = (
             f"adapters are written for Llama-like models of torchtitan and transformers, not {model.implementation}'s"
+            f" {model.family}"
         )
         document.problem(PATH, what, show=False)
         return False

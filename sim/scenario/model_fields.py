@@ -9,10 +9,18 @@ from sim.scenario.section import Section
 
 
 class EncoderFields(Section):
-    head: Literal["language_model", "classification"] | None = None
+    decoder_layers: Count | None = None
+    """T5: blocks of the decoder; `layers` are those of the encoder."""
+    relative_buckets: Count | None = None
+    """T5: rows of the table of biases by distance. Default: 32."""
+    image_size: Count | None = None
+    """ViT: pixels of a side of the square images, which have three colours."""
+    patch_size: Count | None = None
+    """ViT: pixels of a side of a patch; must divide `image_size`. An image has (image_size / patch_size)^2 + 1 tokens."""
+    head: Literal["language_model", "classification", "pretraining"] | None = None
     """BERT: scores of every token over the vocabulary (masked language model, the default), or pooler and classifier over
-    the first token."""
+    the first token; with implementation megatron pretraining, both (the order of two sentences)."""
     classes: Count | None = None
-    """Of a classification head."""
+    """Of a classification head. Default for ViT: 1000."""
     token_types: Count | None = None
     """BERT: rows of the table of token types. Default: 2."""

@@ -41,6 +41,7 @@ from sim.scenario.consistency import (
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
 from sim.scenario.dump import dumped
+from sim.scenario.encoder_checks import check_stacks, check_weights, with_lengths
 from sim.scenario.experts import check_experts, expert_mesh
 from sim.scenario.family_checks import check_families, check_zero_precision, resolve_zero
 from sim.scenario.load import OVERRIDES
@@ -125,6 +126,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_trained(document, model, sections.get("mode") or "train")
     cluster = _cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
+    batch = with_lengths(document, batch, model) if batch and sections.whole("batch") else batch
     mesh = _mesh(document, parallel, cluster) if cluster and sections.whole("cluster", "parallel") else None
     if sections.get("torch"):
         check_version(document, sections.get("torch"))
@@ -141,7 +143,11 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_families(document, parallel, model, sections)
     if batch and model:
         check_batch(document, batch, model)
+    if model:
+        compute = precision.compute if precision else ""
+        check_stacks(document, checkpoint, sections.get("offload"), model, compute)
     if checkpoint and model:
+        check_weights(document, checkpoint, model)
         check_checkpoint(document, checkpoint, model, precision.compute if precision else "bf16")
         if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
             document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
@@ -174,7 +180,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         model=model,
         cluster=cluster,
         mesh=mesh,
-        batch=Batch(micro_batch=batch.micro_batch, seq_len=batch.seq_len, accumulation=batch.accumulation),
+        batch=Batch(**batch.model_dump()),
         precision=_precision(precision, parallel),
         optimizer=_optimizer(sections.get("optimizer")),
         checkpoint=_checkpoint(checkpoint, model.layers),

@@ -80,7 +80,7 @@ class ModelSection(EncoderFields):
     preset: str | None = None
     """A published model by name, e.g. llama-3.1-8b."""
     config: str | None = None
-    """Path of a Hugging Face config.json (Llama, Mistral, Qwen2, Qwen3, GPT-2, BERT), relative to this file."""
+    """Path of a Hugging Face config.json (Llama, Mistral, Qwen2, Qwen3, GPT-2, BERT, T5, ViT), relative to this file."""
     chain: ChainSection | None = None
     """A chain of layers with given bytes and times; takes no other field of this section."""
     implementation: Literal["torchtitan", "transformers", "nanogpt", "megatron"] | None = None
@@ -113,11 +113,11 @@ class ModelSection(EncoderFields):
     """RMSNorm over each head of q and k (Qwen3)."""
     dropout: Probability | None = None
     """Probability of dropout after attention, projections and embedding; 0 leaves dropout out."""
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new"] | None = None
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu"] | None = None
     """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones."""
     norm: Literal["fused", "manual", "layer_norm"] | None = None
     """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT."""
-    rope: Literal["complex", "cos_sin", "half", "fused", "none"] | None = None
+    rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] | None = None
     """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
@@ -175,9 +175,11 @@ class BatchSection(Section):
     """How much one step trains on: micro_batch x accumulation sequences on every data-parallel rank."""
 
     micro_batch: Sequences
-    """Sequences per rank and forward pass."""
-    seq_len: Tokens
-    """Tokens per sequence."""
+    """Sequences (images, for ViT) per rank and forward pass."""
+    seq_len: Tokens = 0
+    """Tokens per sequence; of an encoder-decoder: of the source. Images have none: leave it out."""
+    target_len: Tokens = 0
+    """Tokens per target sequence, which the decoder of an encoder-decoder (T5) reads and predicts. Only there."""
     accumulation: MicroBatches = 1
     """Micro-batches per optimizer step. Default: 1."""
 

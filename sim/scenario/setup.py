@@ -23,8 +23,15 @@ class Batch:
 
     micro_batch: int
     seq_len: int
+    target_len: int = 0
+    """Tokens per target sequence of an encoder-decoder."""
     accumulation: int = 1
     tokens: Literal["per_micro_batch", "per_step"] = "per_micro_batch"
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Of source and target together."""
+        return self.seq_len + self.target_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

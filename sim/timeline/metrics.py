@@ -65,6 +65,8 @@ class Utilization:
     """
 
     tokens_per_s_per_gpu: float
+    samples_per_s_per_gpu: float
+    """Sequences, or images."""
     mfu: float
     hfu: float
 
@@ -181,10 +183,12 @@ def utilization(setup: Setup, time: StepTime) -> Utilization | None:
     sharers = setup.stages * setup.tensor.degree * setup.context.degree
     per_second = sequences / sharers / (time.step_ns * 1e-9)
     peak_flops = setup.cluster.gpu.peak_flops_per_s(setup.precision.compute)
-    per_sequence = model_flops_per_sequence(setup.model, batch.seq_len)
+    per_sequence = model_flops_per_sequence(setup.model, batch.seq_len, batch.target_len)
     if setup.mode != "train":
         per_sequence //= 3  # a forward alone
     mfu = per_sequence * per_second / peak_flops
     needed = time.flops - time.recomputed_flops
     hfu = mfu * time.flops / needed if needed else mfu
-    return Utilization(tokens_per_s_per_gpu=per_second * batch.seq_len, mfu=mfu, hfu=hfu)
+    return Utilization(
+        tokens_per_s_per_gpu=per_second * batch.tokens_per_sequence, samples_per_s_per_gpu=per_second, mfu=mfu, hfu=hfu
+    )

@@ -26,7 +26,7 @@ from sim.scenario.setup import (
     Zero,
 )
 
-FAMILIES: dict[str, Family] = {"gpt2": "gpt", "megatron": "gpt", "bert": "bert"}
+FAMILIES: dict[str, Family] = {"gpt2": "gpt", "megatron": "gpt", "bert": "bert", "vit": "vit", "t5": "t5"}
 """By transformers' model type; all others are Llama-like."""
 TITAN_SELECTIVE = ("attention", "every_second_matmul")
 
@@ -252,7 +252,11 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
     choices |= {"keep_logits": meta["keep_logits"]}
     if family in ENCODERS:
         choices |= {"dropout": meta["dropout"], "attention": meta["attention"]}
-        choices |= {name: meta[name] for name in OWN_FIELDS if name in meta}
+        choices.pop("max_positions", None)
+        if meta.get("gated"):
+            choices |= {"activation": "gated_gelu"}
+        own = {"image": "image_size", "patch": "patch_size"}
+        choices |= {own.get(name, name): meta[name] for name in meta if own.get(name, name) in OWN_FIELDS}
     elif gpt:
         choices |= {"dropout": meta["dropout"]}
     else:
@@ -261,7 +265,7 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
         choices |= {"bias_gelu_fusion": False, "bias_dropout_fusion": False}
     if meta.get("math"):
         choices |= {"attention": "math"}
-    if "act" in meta:
+    if "act" in meta and family not in ENCODERS:
         choices |= {"activation": meta["act"]}
     model = ModelConfig(
         name="recorded", family=family, implementation=implementation,
@@ -275,7 +279,9 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
     return _setup(
         meta,
         model=model,
-        batch=Batch(micro_batch=meta["B"], seq_len=meta["seq"], accumulation=meta["accum"]),
+        batch=Batch(
+            micro_batch=meta["B"], seq_len=meta["seq"], target_len=meta.get("target", 0), accumulation=meta["accum"]
+        ),
         precision=Precision(
             parameters="bf16" if bf16 else "fp32",
             compute="fp32" if meta["prec"] == "fp32" else "bf16",

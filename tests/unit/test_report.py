@@ -16,12 +16,13 @@ import pytest
 from sim.api import Result, load, simulate
 from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.console import make_console, show_run
+from sim.report.evidence import evidence
 from sim.report.files import folder_names
 from sim.report.levers import find_lever
 from sim.report.picture import STALL, Picture
 from sim.report.progress import Progress
 from sim.report.read import read_run, read_summary
-from sim.report.summary import RunSummary, evidence, summarize, summarize_run, to_json
+from sim.report.summary import RunSummary, summarize, summarize_run, to_json
 from sim.scenario import load_text
 from tests.unit.scenarios import CHAIN, PIPELINE, ROOT, TIGHT, TINY, sim, write
 

@@ -44,6 +44,33 @@ def test_a_known_name_brings_what_its_code_has() -> None:
     assert document(model_name="no such name")["model"]["preset"] == "llama-2-7b"
 
 
+def test_bert_is_told_by_its_name() -> None:
+    golden = {
+        "source": "Megatron-LM functional-test golden values",
+        "model_name": "bert:bert_mcore_tp2",
+        "mlp_type": "",
+    }
+    golden |= {"tp": "2", "dp": "4", "fsdp_or_zero": "none", "kv_heads": "", "vocab": "", "attention": "standard"}
+    model = document(**golden)["model"]
+    assert (model["preset"], model["implementation"], model["max_positions"]) == ("bert-large", "megatron", 256)
+    assert model["vocab"] == 30720  # 30,522 in multiples of 128 x tp
+    assert "no decoder" in reason(**golden | {"model_name": "vit:vit_mcore_tp2"})
+
+
+def test_t5_has_two_stacks_and_two_lengths() -> None:
+    golden = {
+        "source": "Megatron-LM functional-test golden values",
+        "model_name": "t5:t5_mcore_tp2",
+        "mlp_type": "gelu",
+    }
+    golden |= {"tp": "2", "dp": "4", "fsdp_or_zero": "none", "kv_heads": "", "vocab": "", "layers": "enc 12 + dec 6"}
+    model = document(**golden | {"seq_len": "512/128"})["model"]
+    assert (model["layers"], model["decoder_layers"], model["implementation"]) == (12, 6, "megatron")
+    assert (model["vocab"], model["head_dim"], model["max_positions"]) == (30720, 64, 512)
+    assert document(**golden | {"seq_len": "512/128"})["batch"]["target_len"] == 128
+    assert "decoder's tokens" in reason(**golden | {"seq_len": "512"})
+
+
 def test_blanks_take_stated_defaults_and_say_so() -> None:
     text = assumed(vocab="", ffn_hidden="", precision="", recompute="", global_batch="", fsdp_or_zero="")
     for word in (
@@ -185,11 +212,13 @@ def test_compiled_rows_with_offload_are_played_in_eager_mode() -> None:
         ({"offload": "optimizer"}, "offload of states"),
         ({"offload": "activations ratio 0.40"}, "offload of activations"),
         ({"model_name": "Qwen3-30B-A3B"}, "experts"),
-        ({"model_name": "BERT 24L"}, "no decoder"),
+        ({"model_name": "ViT 24L"}, "no decoder"),
         ({"model_name": "Llama 8B LoRA"}, "adapters"),
-        ({"notes": "paged 8-bit Adam"}, "optimizer other than AdamW"),
+        ({"notes": "paged 8-bit Adam"}, "an optimizer that is not modelled"),
+        ({"notes": "SGD"}, "SGD or AdamW in 8 bit"),
+        ({"notes": "finetune_adapter_v2"}, "LLaMA-Adapter"),
         ({"recompute": "partial: memory budget 0.5"}, "by a memory budget"),
-        ({"layers": "enc 12 + dec 12"}, "layers enc 12 + dec 12 is no plain number"),
+        ({"layers": "twelve"}, "layers twelve is no plain number"),
         ({"seq_len": "<=4096"}, "seq_len <=4096 is no plain number"),
         ({"notes": "SINGLE TRANSFORMER LAYER of 22B"}, "the time is of one layer"),
         ({"tp": "1 (2)"}, "tp 1 (2) is no plain number"),
@@ -330,3 +359,46 @@ def test_a_row_of_vtrain_is_read_by_its_own_columns() -> None:
     assert (facts.num_gpus, facts.layers, facts.dp) == (2, 24, 2)
     assert facts.step_time_s == pytest.approx(0.37216)
     assert software_of(facts).name == "Megatron-DeepSpeed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "section"),
+    [
+        ({"model_name": "Llama3 8B LoRA r16 all *_proj"}, {"rank": 16, "targets": ["all"], "dtype": "bf16"}),
+        ({"notes": "finetune_lora; trainable 4,194,304"}, {"rank": 8, "targets": ["q", "v"], "dtype": "bf16"}),
+        (
+            {"source": "torchtune README", "notes": "finetune method=LoRA"},
+            {"rank": 8, "targets": ["q", "v", "o", "mlp"], "dtype": "bf16"},
+        ),
+        (
+            {"notes": "finetune_lora", "precision": "bf16-true + bnb.nf4"},
+            {"rank": 8, "targets": ["q", "v"], "dtype": "bf16", "base": "nf4", "double_quantization": False},
+        ),
+    ],
+)
+def test_adapters_of_a_row(changes: dict[str, str], section: dict[str, Any]) -> None:
+    model = document(**changes)["model"]
+    assert model["lora"] == section
+    assert (model["implementation"] == "transformers") == ("base" in section)
+
+
+def test_optimizers_of_a_row() -> None:
+    assert "name" not in document(notes="AdamW")["optimizer"]
+    assert document(notes="bnb 8-bit")["optimizer"]["name"] == "adamw-8bit"
+    lomo = document(notes="LOMO (fused update)")
+    assert lomo["optimizer"] | {"variant": "", "zero_grad": ""} == {
+        "name": "sgd", "in_backward": True, "clip_norm": None, "variant": "", "zero_grad": "",
+    }  # fmt: skip
+    assert lomo["precision"]["parameters"] == "bf16"
+
+
+def test_where_samples_vary_the_longest_makes_the_memory_and_no_time_is_compared() -> None:
+    notes = "variable-length samples, memory peak is set by the longest sample (1304 tokens) and time by the mean"
+    facts = facts_of(row(seq_len="", notes=notes))
+    assert facts.seq_len == 1304 and facts.tokens_per_s_per_gpu is None
+
+
+def test_torchtune_recomputes_and_chunks_its_loss_by_recipe() -> None:
+    model = document(source="torchtune README", recompute="", num_gpus="1", dp="1", fsdp_or_zero="none")
+    assert model["checkpoint"] == {"every": 1}
+    assert model["model"]["loss_chunks"] == 8

@@ -39,7 +39,7 @@ def test_one_problem_is_singular():
     ("old", "new", "expected"),
     [
         ("batch: ", "bacth: ", (3, "bacth", "(did you mean batch?)")),
-        ("seq_len", "seqlen", (3, "batch.seqlen", "one of micro_batch, seq_len, accumulation (did you mean seq_len?)")),
+        ("seq_len", "seqlen", (3, "batch.seqlen", "one of micro_batch, seq_len, target_len, accumulation (did you")),
         ("{every: 1}", "{evry: 1}", (7, "strategies.full.checkpoint.evry", "(did you mean every?)")),
         ("full: {checkpoint", "full: {checkpoints", (7, "strategies.full.checkpoints", "(did you mean checkpoint?)")),
         (
@@ -350,7 +350,7 @@ def test_the_json_schema_describes_every_field_and_requires_nothing_of_a_strateg
     json.dumps(schema)
     assert schema["additionalProperties"] is False
     definitions = schema["$defs"]
-    assert definitions["BatchSection"]["required"] == ["micro_batch", "seq_len"]
+    assert definitions["BatchSection"]["required"] == ["micro_batch"]
     assert "required" not in definitions["PartialBatchSection"]
     for name, definition in definitions.items():
         for field, description in definition["properties"].items():

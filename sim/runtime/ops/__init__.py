@@ -7,9 +7,11 @@ own measurements of torch 2.14 (real autograd over a fake driver); where a rule 
 from sim.runtime.ops import (
     attention,
     attention_math,
+    cat,
     chain,
     chunked_loss,
     context_parallel,
+    convolution,
     embedding,
     experts,
     fused_attention,
@@ -27,9 +29,11 @@ from sim.runtime.ops import (
 __all__ = [
     "attention",
     "attention_math",
+    "cat",
     "chain",
     "chunked_loss",
     "context_parallel",
+    "convolution",
     "embedding",
     "experts",
     "fused_attention",

@@ -171,6 +171,23 @@ class Tanh(Op):
         return [_gradient(tape, "aten::tanh_backward", gradient, 2 * gradient.bytes)]
 
 
+class Relu(Op):
+    """Saves its result."""
+
+    node = "ReluBackward0"
+    aten = "aten.relu"
+    saved_outputs = (0,)
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor) -> Tensor:
+        return _gradient(tape, "aten::relu", x, x.bytes)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        gradient = first(gradients)
+        return [_gradient(tape, "aten::threshold_backward", gradient, 2 * gradient.bytes)]
+
+
 class Neg(Op):
     node = "NegBackward0"
     aten = "aten.neg"
@@ -348,7 +365,15 @@ def _unary_in_fp32(name: str, op: type[Op]) -> None:
     Tape.rules[name] = execute
 
 
-for _name, _op in {"silu": Silu, "gelu": Gelu, "tanh": Tanh, "neg": Neg, "mean_last": MeanLast, "mean": Mean}.items():
+for _name, _op in {
+    "silu": Silu,
+    "gelu": Gelu,
+    "relu": Relu,
+    "tanh": Tanh,
+    "neg": Neg,
+    "mean_last": MeanLast,
+    "mean": Mean,
+}.items():
     _unary(_name, _op)
 for _name, _op in {"pow2": Pow, "pow3": Pow, "rsqrt": Rsqrt}.items():
     _unary_in_fp32(_name, _op)

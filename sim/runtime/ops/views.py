@@ -81,6 +81,27 @@ class Transpose(Op):
         return [gradient.alias(*st.transpose(gradient.shape, gradient.strides, *node.attributes))]
 
 
+class Permute(Op):
+    """Backward: the order undone."""
+
+    node = "PermuteBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, order: tuple[int, ...]) -> Tensor:
+        return _permuted(x, order)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        (order,) = node.attributes
+        return [_permuted(first(gradients), tuple(order.index(i) for i in range(len(order))))]
+
+
+def _permuted(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    full = x.strides if x.strides is not None else st.plain(x.shape)
+    shape = tuple(x.shape[i] for i in order)
+    return x.alias(shape, st.normalize(shape, tuple(full[i] for i in order)))
+
+
 class T(Transpose):
     """weight.t()."""
 
@@ -168,24 +189,6 @@ class Chunk(Op):
     backward = Split.backward
 
 
-class CatLast(Op):
-    """torch.cat along the last dimension. Backward: views of the gradient."""
-
-    node = "CatBackward0"
-    aten = "aten.cat"
-
-    @staticmethod
-    def forward(tape: Tape, *parts: Tensor) -> Tensor:
-        shape = (*parts[0].shape[:-1], sum(p.shape[-1] for p in parts))
-        return tape.pointwise("aten::cat", shape, parts[0].dtype, None, sum(p.bytes for p in parts), "copy")
-
-    @staticmethod
-    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        gradient = first(gradients)
-        full = gradient.strides if gradient.strides is not None else st.plain(gradient.shape)
-        return [gradient.alias(shape, st.normalize(shape, full)) for shape, _ in node.metas]
-
-
 class ViewAsComplex(Op):
     """Backward: view_as_real(grad.contiguous())."""
 
@@ -251,6 +254,11 @@ def transpose(tape: Tape, x: Tensor, a: int, b: int) -> Tensor:
     return tape.apply(Transpose, (x,), a, b)
 
 
+@rule("permute_dimensions")
+def permute_dimensions(tape: Tape, x: Tensor, order: tuple[int, ...]) -> Tensor:
+    return tape.apply(Permute, (x,), order)
+
+
 @rule("expand")
 def expand(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     return tape.apply(Expand, (x,), shape)
@@ -290,11 +298,6 @@ def chunk(tape: Tape, x: Tensor, chunks: int) -> tuple[Tensor, ...]:
     return tape.apply_tuple(Chunk, (x,), -(-x.shape[1] // chunks))
 
 
-@rule("cat_last")
-def cat_last(tape: Tape, parts: tuple[Tensor, ...]) -> Tensor:
-    return tape.apply(CatLast, parts)
-
-
 @rule("view_as_complex")
 def view_as_complex(tape: Tape, x: Tensor) -> Tensor:
     """x.reshape(..., D/2, 2) seen as complex."""
@@ -323,6 +326,18 @@ def global_buffer(tape: Tape, elements: int, dtype: str) -> Tensor:
 def compute(tape: Tape, name: str, shape: Shape, dtype: str, inputs: tuple[Tensor, ...]) -> Tensor:
     """Outside the graph: the output and its kernel."""
     return tape.pointwise(f"aten::{name}", shape, dtype, None, sum(x.bytes for x in inputs))
+
+
+@rule("run_in_place")
+def run_in_place(tape: Tape, name: str, x: Tensor) -> None:
+    tape.recorder.memory_bound(f"aten::{name}", "elementwise", 2 * x.bytes)
+
+
+@rule("zeros")
+def zeros(tape: Tape, shape: Shape, dtype: str, requires_grad: bool) -> Tensor:
+    x = tape.pointwise("aten::zeros", shape, dtype, None, 0, "fill")
+    x.requires_grad = requires_grad
+    return x
 
 
 @rule("cumsum")
