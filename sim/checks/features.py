@@ -64,7 +64,7 @@ class Feature:
 def has_families(facts: Facts) -> bool:
     """Can its data parallelism be a family of `parallel` that stands alone? Megatron has its own; adapters and compiled
     blocks are played with FSDP2 only."""
-    other = facts.says("model_name", ADAPTERS) or facts.says("notes", ADAPTERS) or compiled(facts)
+    other = has_lora(facts) or compiled(facts)
     return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not other
 
 
