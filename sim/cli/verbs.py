@@ -12,6 +12,7 @@ import typer
 
 from sim import __version__
 from sim.cli.cost import cost
+from sim.cli.diff import diff
 from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
 from sim.cli.explain import explain
 from sim.cli.interop import export_config, import_config
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(cost, name="cost")
 app.command()(explain)
+app.command()(diff)
 app.command()(report)
 app.command("import")(import_config)
 app.command("export")(export_config)

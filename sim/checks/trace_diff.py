@@ -1,0 +1,86 @@
+"""A simulated trace beside a real one: step, compute, exposed communication, idle, and every family of kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sim.checks.kineto import RankTrace, Step
+
+PARTS: tuple[tuple[str, Callable[[Step], float]], ...] = (
+    ("step", lambda step: step.length),
+    ("compute", lambda step: step.compute),
+    ("exposed communication", lambda step: step.exposed_communication),
+    ("exposed copies", lambda step: step.exposed_copies),
+    ("idle", lambda step: step.idle),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of both: microseconds of a step, and how many kernels make it up (0 for parts of a step)."""
+
+    name: str
+    simulated_us: float
+    real_us: float
+    simulated_count: int = 0
+    real_count: int = 0
+
+    @property
+    def difference(self) -> float | None:
+        """Simulated over real less one; None where the real run has none."""
+        return self.simulated_us / self.real_us - 1 if self.real_us else None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDiff:
+    """Medians over the steps of both traces (without the first where there are several), of the slowest rank.
+
+    unnamed: what no family knows in the real trace, microseconds in a step, the largest first.
+    """
+
+    parts: tuple[Line, ...]
+    families: tuple[Line, ...]
+    unnamed: tuple[tuple[str, float], ...]
+    steps: tuple[int, int]
+    ranks: tuple[int, int]
+
+
+def steady(trace: RankTrace) -> Sequence[Step]:
+    """The steps that count: the first one creates states, warms caches."""
+    return trace.steps[1:] if len(trace.steps) > 1 else trace.steps
+
+
+def slowest(traces: Sequence[RankTrace]) -> RankTrace:
+    """The rank with the longest median step."""
+    return max(traces, key=lambda trace: median(step.length for step in steady(trace)))
+
+
+def trace_diff(simulated: Sequence[RankTrace], real: Sequence[RankTrace]) -> TraceDiff:
+    """Both runs' slowest ranks beside each other."""
+    ours, theirs = steady(slowest(simulated)), steady(slowest(real))
+    parts = tuple(Line(name, median(map(of, ours)), median(map(of, theirs))) for name, of in PARTS)
+    names = dict.fromkeys(name for step in (*ours, *theirs) for name in step.families)
+    families = [
+        Line(name, _time(ours, name), _time(theirs, name), _count(ours, name), _count(theirs, name)) for name in names
+    ]
+    unnamed: Counter[str] = Counter()
+    for step in theirs:
+        unnamed.update({name: time / len(theirs) for name, time in step.unnamed.items()})
+    return TraceDiff(
+        parts=parts,
+        families=tuple(sorted(families, key=lambda line: -max(line.simulated_us, line.real_us))),
+        unnamed=tuple(unnamed.most_common(5)),
+        steps=(len(ours), len(theirs)),
+        ranks=(len(simulated), len(real)),
+    )
+
+
+def _time(steps: Sequence[Step], family: str) -> float:
+    return median(step.families.get(family, (0, 0.0))[1] for step in steps)
+
+
+def _count(steps: Sequence[Step], family: str) -> int:
+    return round(median(step.families.get(family, (0, 0.0))[0] for step in steps))
