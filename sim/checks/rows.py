@@ -92,7 +92,9 @@ def plan_of(facts: Facts) -> Plan:
     gpu = find_gpu(gpu_of(facts)[0])
     family = family_of(facts)
     assert family is not None
-    shared = parallel(facts, software, assumptions)
+    preset = preset_of(facts)
+    hidden = facts.hidden or (preset_shapes(preset)["hidden"] if preset else None)
+    shared = parallel(facts, software, hidden, assumptions)
     document: Sections = {
         "model": model(facts, family, software, assumptions),
         "cluster": cluster(facts, gpu),

@@ -13,7 +13,7 @@ from sim.checks.software import Software
 KEEPS_GATHERED = r"shard_grad_op|zero-?2-like|hybrid_shard_zero2"
 
 
-def parallel(facts: Facts, software: Software, assumptions: list[str]) -> dict[str, Any]:
+def parallel(facts: Facts, software: Software, hidden: int | None, assumptions: list[str]) -> dict[str, Any]:
     """The section `parallel` of a row's data parallelism, as far as it is no feature (Megatron's is one).
 
     A family stands alone: beside tensor, pipeline or context parallelism, adapters or torch.compile, FSDP2 stands for it.
@@ -32,7 +32,7 @@ def parallel(facts: Facts, software: Software, assumptions: list[str]) -> dict[s
         raise NotExpressible(f"sharding {label} is not known")
     zero = re.search(r"^zero-?([123])(?!-like)", label)
     if alone and zero and expressible("parallel.zero") and int(zero[1]) in STAGES:
-        return {"zero": {"degree": dp, "stage": int(zero[1])}}
+        return {"zero": {"degree": dp, "stage": int(zero[1])} | _sizes(int(zero[1]), software, hidden, assumptions)}
     if re.search(REPLICATED, label):
         return {"ddp": {"degree": dp}} if alone else {}
     sharded: dict[str, Any] = {"degree": dp}
@@ -46,6 +46,17 @@ def parallel(facts: Facts, software: Software, assumptions: list[str]) -> dict[s
     if not re.search(r"fsdp-?2", label):
         assumptions.append(f"{'ZeRO-3' if 'zero' in label and 'fsdp' not in label else 'FSDP1'} played as FSDP2")
     return {"fsdp": sharded | ({"reshard_after_forward": False} if keeps else {})}
+
+
+def _sizes(stage: int, software: Software, hidden: int | None, assumptions: list[str]) -> dict[str, int]:
+    """Sizes that transformers fills in for "auto"."""
+    if not software.sizes_zero or hidden is None:
+        return {}
+    assumptions.append("ZeRO's sizes as transformers makes them of auto")
+    sizes = {"reduce_bucket_size": hidden * hidden}
+    if stage == 3:
+        sizes |= {"prefetch_bucket_size": 9 * hidden * hidden // 10, "persistence_threshold": 10 * hidden}
+    return sizes
 
 
 STAGES = (1, 2, 3)

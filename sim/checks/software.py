@@ -58,6 +58,8 @@ class Software:
     """Rank and layers of its recipe for adapters: those of LoRA's paper where nothing else is known."""
     often_8_bit: bool = False
     """A row that does not print its precision is as likely an 8-bit run."""
+    sizes_zero: bool = False
+    """Its DeepSpeed configurations leave sizes at "auto": from the hidden size (transformers' documentation)."""
     torch: str = ""
     """PyTorch that is imitated for it; empty: the newest."""
     extra: str = ""
@@ -116,6 +118,7 @@ KNOWN = (
         llama="transformers",
         framework="transformers",
         sharding="zero3",
+        sizes_zero=True,
         memory="reserved",
     ),
     Software(
@@ -174,6 +177,7 @@ KNOWN = (
         gpt="transformers",
         llama="transformers",
         framework="transformers",
+        sizes_zero=True,
     ),
 )
 UNKNOWN = Software(name="unknown software", pattern="")

@@ -141,6 +141,9 @@ def test_families_of_sharding() -> None:
     zero = document(fsdp_or_zero="zero2")
     assert zero["parallel"] == {"zero": {"degree": 8, "stage": 2}}
     assert zero["precision"] == {"parameters": "bf16", "compute": "bf16", "reduce": "bf16"}
+    assert document(fsdp_or_zero="zero3", source="LOMO")["parallel"]["zero"] == {
+        "degree": 8, "stage": 3, "reduce_bucket_size": 65536, "prefetch_bucket_size": 58982, "persistence_threshold": 2560,
+    }  # fmt: skip
     assert "sharding gemini is not known" in reason(fsdp_or_zero="gemini")
 
 
