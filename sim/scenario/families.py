@@ -77,3 +77,6 @@ class ZeroSection(Section):
     """Stage 3: elements that may be gathered before gathering ahead ends. Default: 1,000,000,000."""
     max_reuse_distance: CountOrZero | None = None
     """Stage 3: parameters that are needed again within so many elements stay gathered. Default: 1,000,000,000."""
+    sub_group_size: Count | None = None
+    """Stage 3: elements of a rank's part that are stepped at a time, with fp32 gradients of their own. Default:
+    1,000,000,000."""

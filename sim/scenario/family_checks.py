@@ -74,6 +74,7 @@ OF_STAGE_3 = {
     "persistence_threshold": "persistence_threshold",
     "max_live_parameters": "max_live",
     "max_reuse_distance": "max_reuse_distance",
+    "sub_group_size": "sub_group",
 }
 """Fields of stage 3, and their names in `Zero`."""
 

@@ -90,7 +90,9 @@ class ZeroParameters(Family):
         self.coordinator: Coordinator
         self.stream = COMPUTE if zero.overlap_comm is False else REDUCE_SCATTER
         self.step_of: PartitionStep | None = None
-        self._main: Tensor | None = None
+        self._mains: list[Tensor] = []
+        self._groups: list[list[Partitioned]] = []
+        """Parameters whose parts are stepped together."""
         self._parts: Tensor | None = None
         self._buffer: Tensor | None = None
         self._gradients: Tensor | None = None
@@ -120,10 +122,13 @@ class ZeroParameters(Family):
         self.coordinator = Coordinator(tape, self.zero, self.dtype, own)
         elements = (sum(p.part for p in self.parameters),)
         self._parts = tape.empty(elements, self.dtype, owner=Owner.PARAMETER)
-        main = tape.empty(elements, "fp32", owner=Owner.OPTIMIZER)
-        self._main = tape.empty(elements, "fp32", owner=Owner.OPTIMIZER)
-        del main
-        tape.scratch(self._main.bytes)
+        self._groups = list(self._sub_groups())
+        for group in self._groups:
+            size = (sum(p.part for p in group),)
+            copy = tape.empty(size, "fp32", owner=Owner.OPTIMIZER)
+            self._mains.append(tape.empty(size, "fp32", owner=Owner.OPTIMIZER))
+            del copy
+        tape.scratch(self._mains[0].bytes)
         self._buffer = tape.empty((self.zero.reduce_bucket,), self.dtype, owner=Owner.REDUCE_SCATTER)
         self._gradients = tape.empty(elements, self.dtype, owner=Owner.GRADIENT)
         for p in self.parameters:
@@ -131,17 +136,24 @@ class ZeroParameters(Family):
         self._by_leaf = {id(p.leaf): p for p in self.parameters}
         return [p.leaf for p in self.parameters]
 
+    def _sub_groups(self) -> Iterator[list[Partitioned]]:
+        """A sub-group is closed once its parts have `sub_group` elements."""
+        group: list[Partitioned] = []
+        for p in self.parameters:
+            group.append(p)
+            if sum(q.part for q in group) >= self.zero.sub_group:
+                yield group
+                group = []
+        if group:
+            yield group
+
     def make_optimizer(self, parameters: list[Tensor], setup: Optimizer) -> StepOptimizer:
-        assert self._main is not None and self._parts is not None
+        assert self._parts is not None
+        sizes = [len(group) for group in self._groups]
         self.step_of = PartitionStep(
-            self.tape,
-            self._main,
-            self._parts,
-            self.zero.degree,
-            setup,
-            self.coordinator.drop_persistent,
-            self.coordinator.gather_persistent,
-        )
+            self.tape, self._mains, self._parts, self.zero.degree, setup, sizes,
+            self.coordinator.drop_persistent, self.coordinator.gather_persistent,
+        )  # fmt: skip
         return self.step_of
 
     def begin(self, last: bool) -> None:
