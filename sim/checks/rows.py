@@ -229,14 +229,14 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     if software.logits is not None:
         section["logits"] = software.logits
     chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
-    if chunks_loss and facts.dp == 1:
+    if chunks_loss and (facts.dp == 1 or facts.says("fsdp_or_zero", "fsdp-?2")):
         section |= {"loss_chunks": software.loss_chunks, "loss_chunking": "projection"}
     if software.keep_logits is not None:
         section["keep_logits"] = software.keep_logits
     if section["implementation"] == "megatron" and (facts.cp > 1 or facts.says("attention", "flash")):
         section["attention"] = "sdpa"  # context parallelism is Transformer Engine's
-    elif facts.says("attention", "^standard") and section["implementation"] != "megatron" and family != "t5":
-        section["attention"] = "math"
+    elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
+        section["attention"] = "unfused" if family == "t5" else "math"
     return section
 
 

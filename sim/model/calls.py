@@ -29,7 +29,7 @@ class Interpreter(Protocol):
     def leave(self, token: int) -> None:
         """The module's forward ends, also by an exception."""
 
-    def computing_loss(self, logits: Tensor) -> AbstractContextManager[None]:
+    def computing_loss(self, *logits: Tensor) -> AbstractContextManager[None]:
         """What runs inside belongs to the loss, not to the network; so do the logits."""
 
     def enable_grad(self) -> AbstractContextManager[None]:

@@ -43,7 +43,6 @@ DEFAULTS: dict[tuple[Family, Implementation], Fields] = {
         "max_positions": 512,
         "tied_embeddings": True,
         "activation": "relu",
-        "attention": "unfused",
         "dropout": 0.1,
         "logits": "keep_dtype",
         "keep_logits": True,
@@ -105,7 +104,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
         "qkv_bias": (False,),
         "tied_embeddings": (True,),
         "activation": ("relu", "gated_gelu"),
-        "attention": ("unfused",),
+        "attention": ("sdpa", "unfused"),
     },
     ("t5", "megatron"): _COMMON
     | _LAYER_NORM

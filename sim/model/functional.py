@@ -173,6 +173,16 @@ def attention(
     return call("attention", q, k, v, dropout_p, kernel, causal)
 
 
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: float) -> Tensor:
+    """scaled_dot_product_attention over [B, heads, S, D] with a bias [1, heads, Q, K] on its scores."""
+    return call("biased_attention", q, k, v, bias, dropout_p)
+
+
+def where(condition: Tensor, x: Tensor) -> Tensor:
+    """torch.where(condition, x, number)."""
+    return call("where", condition, x)
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """torch.matmul of [B, heads, m, k] and [B, heads, k, n]."""
     return call("matmul", a, b)

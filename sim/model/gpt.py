@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sim.model import functional as F
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
@@ -81,6 +83,6 @@ class Gpt(LanguageModel):
         assert self.head is not None
         return self.head(hidden)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Any:
         x = self._residual_stream(tokens)  # a local until the head has run
-        return x if self.head is None or self.lnf is None else self.head(self.lnf(x))
+        return x if self.head is None or self.lnf is None else self.logits_of(self.lnf(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sim.model import functional as F
 from sim.model.calls import Shape, Tensor, active
@@ -96,17 +96,24 @@ class LanguageModel(Module):
         """Logits of hidden states."""
         raise NotImplementedError
 
+    def logits_of(self, hidden: Tensor) -> Any:
+        """What forward ends with: logits, or those of every chunk where the projection is chunked (torchtune)."""
+        if self.config.loss_chunks > 1 and self.config.loss_chunking == "projection":
+            return tuple(self.project(piece) for piece in hidden.chunk(self.config.loss_chunks))
+        return self.project(hidden)
+
     def _chunked_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, None]:
         chunks, kind = self.config.loss_chunks, self.config.loss_chunking
         if kind == "logits":
             logits = self(tokens)
             with active().computing_loss(logits):
                 return loss_per_chunk(logits.chunk(chunks), targets.chunk(chunks), self.loss), None
+        if kind == "projection":
+            parts: Any = self(tokens)
+            with active().computing_loss(*parts):
+                return loss_per_chunk(parts, targets.chunk(chunks), self.loss), None
         hidden = self.hidden_states(tokens)
         with active().computing_loss(hidden):
-            if kind == "projection":
-                parts = [self.project(piece) for piece in hidden.chunk(chunks)]
-                return loss_per_chunk(parts, targets.chunk(chunks), self.loss), None
             return backward_per_chunk(hidden, targets, chunks, self.project, self.loss), None
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -153,9 +153,9 @@ class TitanLlama(LanguageModel):
         logits = self.output(hidden)
         return logits.float() if self.config.logits == "model_upcast" else logits
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Any:
         h = self.hidden_states(tokens)
-        return h if self.output is None else self.project(h)
+        return h if self.output is None else self.logits_of(h)
 
 
 def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""T5 as transformers 5.24 writes it, with attention written out ("eager"). B batch, S source and T target tokens.
+"""T5 as transformers 5.24 writes it. B batch, S source and T target tokens.
 
 Pre-norm encoder and decoder; a bias by distance, computed in each stack's first block, is added to all its scores. The
 decoder's blocks attend to themselves under a causal mask, then to what the encoder gave. No attention mask is given for
@@ -101,7 +101,7 @@ class T5Attention(Module):
 
     def forward(
         self, x: Tensor, mask: Tensor | None, source: Tensor | None, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         b, s, _ = x.shape
         c = self.config
         q = self.q(x).view(b, s, -1, c.head_dim).transpose(1, 2)
@@ -113,10 +113,19 @@ class T5Attention(Module):
             bias = self._bias_by_distance(s, length)
         elif bias is None:
             bias = F.zeros((1, c.heads, s, length), q.dtype, self.gradient_checkpointing)
-        y, weights = eager_attention(q, k, v, c.dropout, biases=(bias,) if mask is None else (bias, mask))
+        y, weights = self._attend(q, k, v, mask, bias, causal=self.is_decoder and source is None)
         y = y.reshape(b, s, -1).contiguous()
         y = self.o(y)
         return y, bias, weights
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor, causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        c = self.config
+        if c.attention == "unfused":
+            return eager_attention(q, k, v, c.dropout, biases=(bias,) if mask is None else (bias, mask))
+        y = F.biased_attention(q, k, v, _added_bias(bias, causal), c.dropout)
+        return y.transpose(1, 2).contiguous(), None
 
     def _bias_by_distance(self, queries: int, keys: int) -> Tensor:
         """[1, A, Q, K] out of a table [buckets, A]; positions and distances are locals until it returns."""
@@ -127,13 +136,24 @@ class T5Attention(Module):
         return values.permute(2, 0, 1).unsqueeze(0)
 
 
+def _added_bias(bias: Tensor, causal: bool) -> Tensor:
+    """create_position_bias_mask: the causal mask is made of positions, and comes into the bias, in every layer anew."""
+    if causal:
+        length = bias.shape[2]
+        queries, keys = arange(length), arange(length)
+        seen = F.compute("ge", (length, length), "bool", queries, keys)
+        del queries, keys
+        bias = F.where(seen, bias)
+    return bias.contiguous()
+
+
 class LayerSelfAttention(Module):
     def __init__(self, config: ModelConfig, has_bias: bool, is_decoder: bool) -> None:
         self.config = config
         self.SelfAttention = T5Attention(config, has_bias, is_decoder)
         self.layer_norm = T5LayerNorm(config.hidden)
 
-    def forward(self, x: Tensor, mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         normed = self.layer_norm(x)
         attended: Any = self.SelfAttention(normed, mask, None, bias)
         y, bias, weights = attended
@@ -149,7 +169,7 @@ class LayerCrossAttention(Module):
         self.EncDecAttention = T5Attention(config, has_bias=False, is_decoder=True)
         self.layer_norm = T5LayerNorm(config.hidden)
 
-    def forward(self, x: Tensor, source: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, source: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         normed = self.layer_norm(x)
         attended: Any = self.EncDecAttention(normed, None, source, bias)
         y, bias, weights = attended
@@ -174,14 +194,17 @@ class EncoderBlock(Module):
 
 
 class DecoderBlock(Module):
-    """Called with the mask and the encoder's result, and with both biases once the first block has made them."""
+    """Called with the encoder's result, the mask where attention is written out, and with both biases once the first
+    block has made them."""
 
     def __init__(self, config: ModelConfig, has_bias: bool) -> None:
+        self.masks = config.attention == "unfused"
         self_attention = LayerSelfAttention(config, has_bias, is_decoder=True)
         self.layer = ModuleList([self_attention, LayerCrossAttention(config), LayerFF(config)])
 
-    def forward(self, x: Tensor, mask: Tensor, source: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        bias, cross_bias = biases or (None, None)
+    def forward(self, x: Tensor, source: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mask = others[0] if self.masks else None
+        bias, cross_bias = others[self.masks :] or (None, None)
         attended: Any = self.layer[0](x, mask, bias)
         x, bias, weights = attended
         attended = self.layer[1](x, source, cross_bias)
@@ -221,11 +244,12 @@ class T5Encoder(T5Stack):
 
 class T5Decoder(T5Stack):
     def forward(self, embedded: Tensor, source: Tensor) -> Tensor:
-        mask = causal_mask(embedded.shape[0], embedded.shape[1], embedded.dtype)
+        written_out = self.config.attention == "unfused"
+        mask = causal_mask(embedded.shape[0], embedded.shape[1], embedded.dtype) if written_out else None
         hidden = F.dropout(embedded, self.config.dropout)
         biases: tuple[Tensor, ...] = ()
         for block in self.block:
-            results: Any = block(hidden, mask, source, *biases)
+            results: Any = block(hidden, *((source,) if mask is None else (source, mask)), *biases)
             hidden, *biases = results
             del results
         return self.finish(hidden)

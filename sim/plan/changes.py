@@ -65,7 +65,8 @@ def candidates(setup: Setup) -> Iterator[Change]:
         inputs = {"what": "checkpoint_inputs", "streams": "side"}
         yield Change("checkpoint inputs wait in host memory", {"offload": inputs})
         yield Change("activations wait in host memory", {"offload": {"what": "activations", "streams": "side"}})
-    yield Change("the loss in 8 chunks", {"model.loss_chunks": 8})
+    chunking = {"model.loss_chunking": "projection"} if setup.fsdp is not None else {}
+    yield Change("the loss in 8 chunks", {"model.loss_chunks": 8} | chunking)
     if batch.micro_batch > 1:
         half = {"batch.micro_batch": batch.micro_batch // 2, "batch.accumulation": batch.accumulation * 2}
         yield Change("half the micro-batch, twice as many", half)

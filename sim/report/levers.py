@@ -94,9 +94,10 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
         chunked = isinstance(setup.model, ModelConfig) and setup.model.loss_chunks > 1
         if chunked:
             return "more chunks of the loss (model.loss_chunks)"
-        shared = fsdp is not None or setup.family is not None
-        how = "which no scenario can play over several GPUs yet" if shared else "model.loss_chunks"
-        return f"a chunked loss ({how})"
+        if setup.family is not None:
+            return "a chunked loss (which no scenario can play with this family yet)"
+        how = ", model.loss_chunking: projection" if fsdp is not None else ""
+        return f"a chunked loss (model.loss_chunks{how})"
     if owner == Owner.ACTIVATION:
         if setup.mode == "eval":
             return "running under torch.no_grad()"

@@ -102,8 +102,9 @@ class Tape:
     def enable_grad(self) -> AbstractContextManager[None]:
         return self.grad_mode(True)
 
-    def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
-        Tensor.of(logits).storage.belongs_to(Owner.LOSS)
+    def computing_loss(self, *logits: ModelTensor) -> AbstractContextManager[None]:
+        for tensor in logits:
+            Tensor.of(tensor).storage.belongs_to(Owner.LOSS)
         return self.phase(Phase.LOSS, Owner.LOSS, "loss")
 
     # -- operators ---------------------------------------------------------------------------------------------

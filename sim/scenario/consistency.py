@@ -60,8 +60,9 @@ def _check_need(document: Document, batch: BatchSection, model: ModelConfig) -> 
 
 def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None, version: str | None) -> None:
     """Resharding to fewer ranks needs a divisor of the degree, and neither 1 nor all (PyTorch's fully_shard)."""
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
-        document.problem(("model", "loss_chunks"), "a chunked loss is modelled on one GPU only, not under fsdp")
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
+        message = "a backward per chunk is modelled on one GPU only: under fsdp use projection (or logits)"
+        document.problem(("model", "loss_chunking"), message)
     for name in ("reshard_after_forward", "root_reshard_after_forward"):
         ranks = getattr(fsdp, name)
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):

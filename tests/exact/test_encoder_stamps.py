@@ -83,9 +83,10 @@ precision: {parameters: bf16}
 """
 
 
-@pytest.mark.parametrize("form", ["null", "{every: 1}", "{every: 2}"])
-def test_t5_is_recorded_live(form: str) -> None:
-    setup = setup_of(f"{T5}checkpoint: {form}\n")
+@pytest.mark.parametrize("form", ["null", "{every: 1}", "{every: 2}", "{every: 1, save: [attention]}"])
+@pytest.mark.parametrize("attention", ["sdpa", "unfused"])
+def test_t5_is_recorded_live(attention: str, form: str) -> None:
+    setup = setup_of(f"{T5.replace('vocab', f'attention: {attention}, vocab')}checkpoint: {form}\n")
     assert_equal(record_training(setup, 2, stamps=True), record_training(setup, 2, stamps=False))
 
 

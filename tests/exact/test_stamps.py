@@ -228,6 +228,13 @@ def test_chunked_losses_and_other_optimizers(chunking: str, optimizer: str) -> N
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+@pytest.mark.parametrize("chunking", ["logits", "projection"])
+def test_chunked_losses_under_fsdp(chunking: str) -> None:
+    text = LLAMA.replace("IMPLEMENTATION", f"torchtitan, loss_chunks: 4, loss_chunking: {chunking}")
+    setup = setup_of(f"{text}checkpoint: {{every: 1}}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 @pytest.mark.parametrize(
     "offload",
     [

@@ -98,7 +98,7 @@ def test_what_vit_and_t5_do_not_have_is_a_fault():
     assert of("vit-base-16", patch_size=15) == ["patch_size"]
     assert of("vit-base-16", head="language_model")[0] == "head"
     assert of("vit-base-16", vocab=100) == ["vocab"]
-    assert of("t5-base", attention="sdpa") == ["attention"]
+    assert of("t5-base", attention="math") == ["attention"]
     assert of("t5-base", tied_embeddings=False) == ["tied_embeddings"]
     assert of("t5-base", image_size=224) == ["image_size"]
 

@@ -34,7 +34,9 @@ def test_gathered_parameters_have_measures_of_their_own(overrides: tuple[str, ..
 
 def test_a_chunked_loss_is_proposed_as_far_as_a_scenario_can_play_it() -> None:
     one_gpu = ("parallel=null", "cluster.gpus_per_node=1")
-    assert measure_against(Owner.LOSS, setup()) == "a chunked loss (which no scenario can play over several GPUs yet)"
+    assert measure_against(Owner.LOSS, setup()) == (
+        "a chunked loss (model.loss_chunks, model.loss_chunking: projection)"
+    )
     assert measure_against(Owner.LOSS, setup(*one_gpu)) == "a chunked loss (model.loss_chunks)"
     chunked = setup(*one_gpu, "model.loss_chunks=4")
     assert measure_against(Owner.LOSS, chunked) == "more chunks of the loss (model.loss_chunks)"

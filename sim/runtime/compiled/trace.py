@@ -74,7 +74,7 @@ class Tracer:
     def enable_grad(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def computing_loss(self, logits: ModelTensor) -> AbstractContextManager[None]:
+    def computing_loss(self, *logits: ModelTensor) -> AbstractContextManager[None]:
         return nullcontext()
 
     # -- values ------------------------------------------------------------------------------------------------

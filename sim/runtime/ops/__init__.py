@@ -7,6 +7,7 @@ own measurements of torch 2.14 (real autograd over a fake driver); where a rule 
 from sim.runtime.ops import (
     attention,
     attention_math,
+    biased_attention,
     cat,
     chain,
     chunked_loss,
@@ -29,6 +30,7 @@ from sim.runtime.ops import (
 __all__ = [
     "attention",
     "attention_math",
+    "biased_attention",
     "cat",
     "chain",
     "chunked_loss",
