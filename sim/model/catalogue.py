@@ -133,7 +133,7 @@ def build_model(
     values |= encoders.derived(values)
     faults += check_shapes(values) + check_choices(values, family, code)
     faults += [Fault(field, values.get(field), message) for field, message in encoders.check_own_fields(values)]
-    faults = faults or check_nested(values, family)
+    faults = faults or check_nested(values, family, code)
     if faults:
         raise ModelError(faults)
     values.setdefault("head_dim", values["hidden"] // values["heads"])

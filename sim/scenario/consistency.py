@@ -207,10 +207,19 @@ def check_precision(
         document.problem(path, f"on one GPU nothing else casts: {dtypes} need autocast: true")
     if isinstance(model, ModelConfig) and model.implementation == "megatron":
         _check_megatron_precision(document, precision, fsdp)
+    elif isinstance(model, ModelConfig) and model.experts is not None:
+        _check_grouped_precision(document, precision, fsdp is None)
     possible = [dtype for dtype in ("bf16", "fp16", "fp32") if dtype in dict(cluster.gpu.peaks)]
     if precision.compute not in possible:
         message = f"{cluster.gpu.title} has no {precision.compute} matrix units: use {' or '.join(possible)}"
         document.problem(("precision", "compute"), message)
+
+
+def _check_grouped_precision(document: Document, precision: PrecisionSection, alone: bool) -> None:
+    """transformers' experts run torch's grouped product, which autocast does not know."""
+    if precision.autocast or precision.compute != "bf16" or (alone and precision.parameters != "bf16"):
+        message = "grouped products of experts run in bf16 without autocast: parameters bf16, or fsdp that casts"
+        document.problem(("precision",), message)
 
 
 def check_allocator(document: Document, text: str, version: str) -> None:

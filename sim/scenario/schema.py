@@ -80,7 +80,8 @@ class ModelSection(EncoderFields):
     preset: str | None = None
     """A published model by name, e.g. llama-3.1-8b."""
     config: str | None = None
-    """Path of a Hugging Face config.json (Llama, Mistral, Qwen2, Qwen3, GPT-2, BERT, T5, ViT), relative to this file."""
+    """Path of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3, their MoE, DeepSeek-V2 and -V3, GPT-2,
+    BERT, T5, ViT), relative to this file."""
     chain: ChainSection | None = None
     """A chain of layers with given bytes and times; takes no other field of this section."""
     implementation: Literal["torchtitan", "transformers", "nanogpt", "megatron"] | None = None

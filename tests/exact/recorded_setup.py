@@ -11,6 +11,7 @@ from sim.hardware.mesh import Mesh
 from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, Lora, ModelConfig
 from sim.model.encoders import ENCODERS, OWN_FIELDS
+from sim.model.experts import Experts
 from sim.scenario.setup import (
     Batch,
     Checkpoint,
@@ -260,7 +261,9 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
     elif gpt:
         choices |= {"dropout": meta["dropout"]}
     else:
-        choices |= {"qkv_bias": meta["arch"] == "qwen2", "qk_norm": meta["arch"] == "qwen3"}
+        choices |= {"qkv_bias": meta["arch"].startswith("qwen2"), "qk_norm": meta["arch"].startswith("qwen3")}
+    if "experts" in meta:  # named as `Experts` does
+        choices |= {"experts": Experts(**meta["experts"])}
     if implementation == "megatron":
         choices |= {"bias_gelu_fusion": False, "bias_dropout_fusion": False}
     if meta.get("math"):
