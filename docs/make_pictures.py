@@ -19,7 +19,7 @@ from sim.units import format_bytes, format_duration
 DOCS = Path(__file__).resolve().parent
 SCENARIOS = DOCS.parent / "scenarios"
 STRATEGIES, MEGATRON, CONTEXT = "strategies.yaml", "megatron_recompute.yaml", "context_parallel.yaml"
-ADAPTERS = "lora.yaml"
+ADAPTERS, EXPERTS = "lora.yaml", "moe.yaml"
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "segments": (STRATEGIES, ("none", "full", "every-2", "segments-of-4")),
     "sequential": (STRATEGIES, ("sequential-4", "uneven")),
@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "loss": (STRATEGIES, ("whole-loss", "chunked-logits", "chunked-head", "none")),
     "adapters": (ADAPTERS, ("full", "frozen-half", "lora", "qlora", "lora-checkpoint")),
     "context": (CONTEXT, ("full", "ring", "all-gather")),
+    "experts": (EXPERTS, ("balanced", "busy", "activation", "full")),
 }
 """Picture: scenario, and which of its strategies."""
 COLOURS = 48  # of the palette: a picture stays below 60 kB

@@ -15,6 +15,14 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from sim.checks.experts import (
+    expert_parallel,
+    expert_ranks,
+    experts_of,
+    has_experts,
+    latent_of,
+    uses_latent_attention,
+)
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
 from sim.checks.training import (
@@ -33,12 +41,16 @@ OTHER_NETWORK = (
     r"\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
     r"|resnet|bamba|hybrid|toy"
 )
-EXPERTS = (
-    r"\bmoe\b|moe[:_]|mixtral|deepseek|moonlight|gpt.?oss|kimi|grok|maverick|scout|megablocks"
-    r"|\ba\d+b\b|_a\d+b|-a\d+b"
+INSIDE = (
+    (r"selective_attention|core_attn", "core_attention"),
+    (r"recompute-ffn|selective_op \(MLP\)|module mlp\b", "mlp"),
+    (r"module moe\b", "moe"),
+    (r"shared_experts", "shared_experts"),
 )
-INSIDE = ((r"selective_attention|core_attn", "core_attention"), (r"recompute-ffn|selective_op \(MLP\)", "mlp"))
-DISCARDED = ((r"recompute-norm|\+ norm|layernorm", "norm"), (r"recompute-swiglu|activation func", "activation"))
+DISCARDED = (
+    (r"recompute-norm|\+ norm|layernorm", "norm"),
+    (r"recompute-swiglu|activation func|moe_act", "activation"),
+)
 PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
 REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
 STATES = r"opt|param|master|gradient|quants|residual"
@@ -58,12 +70,10 @@ class Feature:
 
 
 def _shared(facts: Facts, label: str) -> bool:
-    """Do several ranks reduce gradients together, and share states as the label says? Context-parallel ones do too."""
-    return (facts.dp or 1) * facts.cp > 1 and facts.says("fsdp_or_zero", label)
-
-
-def _experts(facts: Facts) -> bool:
-    return facts.says("model_name", EXPERTS) or (facts.text.get("experts", "") not in ("", "0", "1"))
+    """Do several ranks reduce gradients together, and share states as the label says, or where there is none, as their
+    software does? Context-parallel ones do too."""
+    printed = facts.text.get("fsdp_or_zero", "") or software_of(facts).sharding
+    return (facts.dp or 1) * facts.cp > 1 and re.search(label, printed, re.IGNORECASE) is not None
 
 
 def _offload(facts: Facts) -> bool:
@@ -74,7 +84,14 @@ FEATURES = (
     Feature(
         name="a network that is no decoder", path="model.network", needed=lambda f: f.says("model_name", OTHER_NETWORK)
     ),
-    Feature(name="experts", path="model.experts", needed=_experts),
+    Feature(name="experts", path="model.experts", needed=has_experts, value=experts_of),
+    Feature(name="latent attention", path="model.latent", needed=uses_latent_attention, value=latent_of),
+    Feature(
+        name="expert parallelism",
+        path="parallel.expert",
+        needed=lambda f: has_experts(f) and expert_ranks(f) > 1,
+        value=expert_parallel,
+    ),
     Feature(name="squared ReLU", path="model.squared_relu", needed=lambda f: f.says("mlp_type", "squared")),
     Feature(name="adapters (LoRA)", path="model.lora", needed=has_lora, value=lora),
     Feature(
@@ -125,7 +142,10 @@ FEATURES = (
         name="tensor parallelism",
         path="parallel.tensor",
         needed=lambda f: f.tp > 1,
-        value=lambda f: {"degree": f.tp, "sequence_parallel": f.says("sp", "^yes")},
+        value=lambda f: {
+            "degree": f.tp,
+            "sequence_parallel": f.says("sp", "^yes" if f.text.get("sp") or not has_experts(f) else ""),
+        },
     ),
     Feature(
         name="pipeline parallelism",
@@ -194,7 +214,10 @@ FEATURES = (
     Feature(
         name="recomputation by a memory budget or of other parts",
         path="checkpoint.other",
-        needed=lambda f: f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)"),
+        needed=lambda f: (
+            f.says("recompute", r"partial|budget|re-gather|recompute-(att|qkv)")
+            or f.says("notes", "modules=[^;]*up_proj")
+        ),
     ),
 )
 
@@ -218,7 +241,14 @@ def _offloaded(facts: Facts) -> dict[str, Any]:
 
 def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
     """The schema's names of the parts of a layer that the row's label speaks of."""
-    return [name for words, name in names if facts.says("recompute", words)]
+    return [name for words, name in names if re.search(words, recomputed(facts), re.IGNORECASE)]
+
+
+def recomputed(facts: Facts) -> str:
+    """The row's label of recomputation, with Megatron's modules where the notes name them."""
+    modules = re.search(r"modules=(?!none)([\w+]+)", facts.text.get("notes", ""))
+    named = modules[1].split("+") if modules else []
+    return " ".join([facts.text.get("recompute", ""), *(f"module {name}" for name in named)])
 
 
 def _schedule(facts: Facts) -> str:

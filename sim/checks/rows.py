@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, REPLICATED, compiled, left_out, missing, sections
+from sim.checks.features import PARTS, REPLICATED, compiled, left_out, missing, recomputed, sections
 from sim.checks.software import Software, software_of
 from sim.checks.training import is_four_bit
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
-from sim.model.catalogue import implementations_of, preset_names, preset_shapes
+from sim.model.catalogue import implementations_of, preset_shapes
 from sim.model.config import Family
 
 Sections = dict[str, Any]
@@ -138,6 +139,7 @@ def unprinted(facts: Facts) -> list[str]:
     if gpu_of(facts)[0] == "":
         label = facts.text.get("gpu", "")
         reasons.append(f"GPU {label} is not in the catalogue" if label else "gpu is not printed")
+    reasons += unprinted_experts(facts)
     if family_of(facts) == "t5" and facts.target_len is None:
         reasons.append("the decoder's tokens per sequence are not printed")
     if family_of(facts) is None and not missing(facts):
@@ -177,16 +179,9 @@ def family_of(facts: Facts) -> str | None:
         return "llama"
     if facts.says("mlp_type", "gelu"):
         return "gpt"
-    if facts.says("model_name", "llama|qwen|mistral|olmo"):
+    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight"):
         return "llama"
     return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
-
-
-def preset_of(facts: Facts) -> str | None:
-    """The preset whose name the model's name begins with, letters and digits compared only."""
-    name = re.sub(r"[^a-z0-9]", "", facts.text.get("model_name", "").lower())
-    matches = [preset for preset in preset_names() if name.startswith(re.sub(r"[^a-z0-9]", "", preset))]
-    return max(matches, key=len, default=None)
 
 
 def model(facts: Facts, family: str, software: Software, assumptions: list[str]) -> Sections:
@@ -210,7 +205,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     if family == "llama":
         section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
     code = software.llama if family == "llama" else software.gpt
-    known = implementations_of(FAMILIES[family])
+    experts: Sections = {"experts": {}} if has_experts(facts) else {}
+    known = implementations_of(FAMILIES[family], experts)
     section["implementation"] = code if code in known else known[0]
     if code not in known:
         assumptions.append(f"{known[0]}'s code stands for {code}'s")
@@ -224,6 +220,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = "fused"  # as Inductor fuses what is written op by op
     elif family == "llama" and software.norm is not None:
         section["norm"] = software.norm
+    if family == "llama" and section["implementation"] == "megatron" and software.swiglu_fusion is not None:
+        section["swiglu_fusion"] = software.swiglu_fusion
     if software.logits is not None:
         section["logits"] = software.logits
     chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
@@ -243,11 +241,19 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
+FABRICS = {"gb200-186gb": 72}
+"""GPUs that one NVLink fabric joins, where it joins several nodes (NVL72): what a group inside it sees as one node."""
+
+
 def cluster(facts: Facts, gpu: Gpu) -> Sections:
     """Nodes of the usual size for this GPU, or as the notes print them ("2 nodes x 4 GPUs")."""
     gpus = facts.num_gpus or 1
     printed = re.search(r"(\d+) nodes? x (\d+) GPUs", facts.text.get("notes", ""))
-    per_node = int(printed[2]) if printed and int(printed[1]) * int(printed[2]) == gpus else gcd(gpus, gpu.node.gpus)
+    per_node = gcd(gpus, gpu.node.gpus)
+    if printed and int(printed[1]) * int(printed[2]) == gpus:
+        per_node = int(printed[2])
+    elif gpu.name in FABRICS:
+        per_node = max(size for size in range(1, FABRICS[gpu.name] + 1) if gpus % size == 0)
     section: Sections = {"gpu": gpu.name, "gpus_per_node": per_node, "nodes": gpus // per_node}
     usable = gpu_of(facts)[1]
     network = re.search(r"(\d+)x ?(\d+) ?Gb\b[^,;]* NIC", facts.text.get("gpu", ""))
@@ -321,7 +327,7 @@ def precision(facts: Facts, gpu: Gpu, software: Software, assumptions: list[str]
 
 def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sections | None:
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
-    label = facts.text.get("recompute", "").lower()
+    label = recomputed(facts).lower()
     stop: Sections = {} if software.early_stop else {"early_stop": False}
     if software.reentrant and not re.search(PARTS, label):
         stop = {"reentrant": True}

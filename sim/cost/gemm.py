@@ -125,7 +125,12 @@ def gemm_root(figures: Figures, dtype: str) -> str:
 
 def is_misaligned(work: Gemm) -> bool:
     """A batched 16-bit product with a side that is not a multiple of 8 elements (16 bytes)."""
-    return work.batch > 1 and ITEM_BYTES[work.dtype] == 2 and any(side % 8 for side in (work.m, work.n, work.k))
+    return (
+        work.batch > 1
+        and not work.grouped
+        and ITEM_BYTES[work.dtype] == 2
+        and any(side % 8 for side in (work.m, work.n, work.k))
+    )
 
 
 def tile_count(work: Gemm, tile_m: int, tile_n: int, split: int) -> int:

@@ -10,7 +10,7 @@ from sim.model.faults import Fault
 
 Fields = dict[str, Any]
 KINDS: dict[str, type[Experts] | type[LatentAttention]] = {"experts": Experts, "latent": LatentAttention}
-WRITTEN_BY: dict[str, tuple[str, ...]] = {"experts": ("megatron",), "latent": ("megatron",)}
+WRITTEN_BY: dict[str, tuple[str, ...]] = {"experts": ("transformers", "megatron"), "latent": ("megatron",)}
 """Whose code of them is imitated."""
 
 
@@ -24,7 +24,14 @@ def merged(shapes: Fields, overrides: Fields) -> Fields:
     return values
 
 
-def check_nested(values: Fields, family: str) -> list[Fault]:
+MEGATRONS: dict[str, Any] = {
+    "scores": "softmax", "scaling": None, "groups": 1, "selection_bias": False, "auxiliary_loss": False,
+    "capacity_factor": None, "permute_fusion": True, "router_dtype": "fp32",
+}  # fmt: skip
+"""What only Megatron's experts have; transformers' are those of Mixtral, Qwen2-MoE and Qwen3-MoE."""
+
+
+def check_nested(values: Fields, family: str, code: str) -> list[Fault]:
     """What is missing or does not fit. Counts are whole numbers of at least 1 already."""
     faults = []
     for name, kind in KINDS.items():
@@ -37,6 +44,12 @@ def check_nested(values: Fields, family: str) -> list[Fault]:
             faults.append(Fault(name, "", f"the {family} family has none"))
     if not faults and values.get("experts") is not None:
         faults += _check_experts(Experts(**values["experts"]), values)
+        if code == "transformers":
+            faults += [
+                Fault(f"experts.{name}", values["experts"][name], "is Megatron's: transformers' experts have it not")
+                for name, plain in MEGATRONS.items()
+                if values["experts"].get(name, plain) != plain
+            ]
     latent = values.get("latent")
     if latent is not None and latent.get("rope_head_dim", 64) % 2:
         faults.append(

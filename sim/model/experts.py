@@ -45,6 +45,8 @@ class Experts:
     """A loss on the balance of the choice."""
     router_dtype: Literal["fp32", "compute"] = "fp32"
     """Dtype of the logits."""
+    weights_dtype: Literal["fp32", "compute"] = "compute"
+    """transformers: dtype in which experts' results are weighted (Mixtral: fp32)."""
     permute_fusion: bool = True
     """megatron: tokens are sorted by one kernel each way, else by selections written out."""
     imbalance: float = 1.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sim.model.calls import Shape, Tensor, call, call_tuple
+from sim.model.calls import Shape, Tensor, call
 from sim.model.module import Parameter
 from sim.model.shard.context import ContextParallel
 
@@ -279,9 +279,9 @@ def zeros(shape: Shape, dtype: str, requires_grad: bool = False) -> Tensor:
     return call("zeros", shape, dtype, requires_grad)
 
 
-def cumsum(x: Tensor) -> Tensor:
-    """bool or integer x.cumsum(-1), as int64."""
-    return call("cumsum", x)
+def cumsum(x: Tensor, dtype: str = "int64") -> Tensor:
+    """bool or integer x.cumsum(-1, dtype=dtype)."""
+    return call("cumsum", x, dtype)
 
 
 def read_on_host() -> None:
@@ -289,102 +289,11 @@ def read_on_host() -> None:
     call("read_on_host")
 
 
-def router_logits(x: Tensor, weight: Parameter, dtype: str | None) -> Tensor:
-    """Megatron's router: x [S, B, H] times weight [E, H] transposed, in `dtype` (None: x's)."""
-    return call("router_logits", x, weight.tensor, dtype)
+def record_for_host() -> Any:
+    """An event behind what the device was given so far, for `wait_on_host`."""
+    return call("record_for_host")
 
 
-def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of the last dimension: values and indices."""
-    values, indices = call_tuple("top_k", x, k)
-    return values, indices
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    return call("sigmoid", x)
-
-
-def gather(x: Tensor, indices: Tensor) -> Tensor:
-    """x.gather(-1, indices)."""
-    return call("gather", x, indices)
-
-
-def scatter(x: Tensor, indices: Tensor, width: int) -> Tensor:
-    """zeros [..., width].scatter(-1, indices, x)."""
-    return call("scatter", x, indices, width)
-
-
-def sum_over(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """x.sum(dim, keepdim)."""
-    return call("sum_over", x, dim, keepdim)
-
-
-def divide(a: Tensor, b: Tensor) -> Tensor:
-    """a / b."""
-    return call("divide", a, b)
-
-
-def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
-    """x.masked_fill(mask, a number)."""
-    return call("masked_fill", x, mask)
-
-
-def masked_select(x: Tensor, mask: Tensor, count: int) -> Tensor:
-    """x.masked_select(mask), of which `count` entries are set: [count]."""
-    return call("masked_select", x, mask, count)
-
-
-def index_select(x: Tensor, indices: Tensor) -> Tensor:
-    """Rows of x [T, H] by indices [N]: [N, H]."""
-    return call("index_select", x, indices)
-
-
-def scatter_add(x: Tensor, indices: Tensor, rows: int) -> Tensor:
-    """zeros [rows, H].scatter_add_(0, indices [N], x [N, H])."""
-    return call("scatter_add", x, indices, rows)
-
-
-def permute(x: Tensor, weights: Tensor, chosen: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Transformer Engine's: a row of x [T, H] and of weights [T, E] for each of a token's experts, and the map back."""
-    out, permuted, places = call_tuple("permute", x, weights, chosen, rows)
-    return out, permuted, places
-
-
-def unpermute(x: Tensor, places: Tensor, tokens: int) -> Tensor:
-    """Sums of the rows of each token: [tokens, H]."""
-    return call("unpermute", x, places, tokens)
-
-
-def sort_chunks(x: Tensor, fused: bool) -> Tensor:
-    """Chunks of x's rows in another order, by one kernel or cut and joined."""
-    return call("sort_chunks", x, fused)
-
-
-def all_to_all(x: Tensor, rows: int, ranks: int) -> Tensor:
-    """Rows of x to the ranks of their experts; `rows` come back."""
-    return call("all_to_all", x, rows, ranks)
-
-
-def gather_rows(x: Tensor, ranks: int, group: str) -> Tensor:
-    """The rows of all ranks of a group; backward sums and scatters."""
-    return call("gather_rows", x, ranks, group)
-
-
-def scatter_rows(x: Tensor, ranks: int, group: str) -> Tensor:
-    """This rank's rows of the sum over a group; backward gathers."""
-    return call("scatter_rows", x, ranks, group)
-
-
-def grouped_linear(x: Tensor, weights: tuple[Parameter, ...], groups: tuple[tuple[int, int], ...]) -> Tensor:
-    """x [N, in] times each expert's weight [out, in] transposed; `groups`: (experts, rows of each) in order."""
-    return call("grouped_linear", x, tuple(weight.tensor for weight in weights), groups)
-
-
-def weighted_swiglu(x: Tensor, weights: Tensor) -> Tensor:
-    """silu(gate) * value * weight of x [N, 2 F] and weights [N, 1]: [N, F]."""
-    return call("weighted_swiglu", x, weights)
-
-
-def with_auxiliary_loss(x: Tensor, loss: Tensor) -> Tensor:
-    """x, whose backward starts that of a scalar loss too."""
-    return call("with_auxiliary_loss", x, loss)
+def wait_on_host(event: Any) -> None:
+    """The host waits for an event: what was copied to it asynchronously is there."""
+    call("wait_on_host", event)

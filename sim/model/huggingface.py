@@ -12,6 +12,7 @@ from sim.model.catalogue import Fields
 from sim.model.config import ModelConfig
 from sim.model.faults import Fault, ModelError
 from sim.model.huggingface_encoders import FORMATS, encoder_fields, not_modelled_of
+from sim.model.huggingface_experts import EXPERT_TYPES, experts_of_config
 
 LLAMA_KEYS = {
     "layers": "num_hidden_layers",
@@ -34,7 +35,7 @@ GPT2_KEYS = {
     "tied_embeddings": "tie_word_embeddings",
 }
 OPTIONAL_KEYS = ("kv_heads", "head_dim", "tied_embeddings", "ffn_hidden")
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", *FORMATS)
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", *FORMATS, *EXPERT_TYPES)
 LLAMA_ACTIVATIONS = {"silu": "silu"}
 GPT2_ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 GPT2_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -94,6 +95,10 @@ def read_huggingface_config(path: Path) -> HuggingFaceConfig:
         faults.append(_fault(path, f"{key} {activation} is not known;", tuple(known)))
     if data.get("attention_bias") is True and model_type != "qwen2":
         faults.append(_fault(path, "attention_bias: true is not modelled (it also biases the output)"))
+    if model_type in EXPERT_TYPES:
+        fields, missing = experts_of_config(data)
+        shapes |= fields
+        faults += [_fault(path, message) for message in missing]
     if faults:
         raise ModelError(faults)
     shapes["activation"] = known[activation]

@@ -9,6 +9,7 @@ rotary positions are one kernel here where that version writes them out.
 from __future__ import annotations
 
 from sim.model import functional as F
+from sim.model import routing as R
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
 from sim.model.experts import LatentAttention
@@ -84,7 +85,7 @@ class LatentSelfAttention(Module):
         combined = self.linear_kv_down_proj(x)
         compressed_kv, k_positions = combined.split((latent.kv_rank, latent.rope_head_dim))
         if self.parallel.splits_tokens:
-            k_positions = F.gather_rows(k_positions, self.parallel.degree, "tp")
+            k_positions = R.gather_rows(k_positions, self.parallel.degree, "tp")
         q = self.linear_q_proj(compressed) if self.linear_q_proj is not None else self.linear_q_up_proj(compressed)
         s, b, _ = q.shape
         q = q.view(s, b, self.heads, d + latent.rope_head_dim)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.model import functional as F
+from sim.model import routing as R
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
 from sim.model.experts import ExpertParallel, Experts, Groups, rows_of
@@ -31,7 +32,7 @@ class TopKRouter(Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         e = self.experts
-        logits = F.router_logits(x, self.weight, "fp32" if e.router_dtype == "fp32" else None).view(-1, e.count)
+        logits = R.router_logits(x, self.weight, "fp32" if e.router_dtype == "fp32" else None).view(-1, e.count)
         weights, chosen = self._routed(logits)
         if e.auxiliary_loss:
             weights = self._with_auxiliary_loss(weights, logits)
@@ -51,44 +52,44 @@ class TopKRouter(Module):
             weights = F.softmax(scores, "fp32").to(logits.dtype)
         if e.scaling is not None:
             weights = weights * e.scaling
-        return F.scatter(weights, indices, e.count), chosen_map(logits, indices)
+        return R.scatter(weights, indices, e.count), chosen_map(logits, indices)
 
     def _by_sigmoid(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        scores = F.sigmoid(logits.float()).to(logits.dtype)
+        scores = R.sigmoid(logits.float()).to(logits.dtype)
         if self.experts.selection_bias:
             _, indices = self._best(scores + 0.0)  # the bias
-            scores = F.gather(scores, indices)
+            scores = R.gather(scores, indices)
         else:
             scores, indices = self._best(scores)
         if self.experts.top_k == 1:
             return scores, indices
-        return F.divide(scores, F.sum_over(scores, -1, keepdim=True) + 1e-20), indices
+        return R.divide(scores, R.sum_over(scores, -1, keepdim=True) + 1e-20), indices
 
     def _best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The best k, of the best groups if there are some (group_limited_topk)."""
         e, tokens = self.experts, scores.shape[0]
         if e.groups == 1:
-            return F.top_k(scores, e.top_k)
+            return R.top_k(scores, e.top_k)
         in_groups = scores.view(tokens, e.groups, e.count // e.groups)
-        group_scores = F.sum_over(F.top_k(in_groups, e.top_k // e.groups_top)[0], -1)
-        _, best = F.top_k(group_scores, e.groups_top)
+        group_scores = R.sum_over(R.top_k(in_groups, e.top_k // e.groups_top)[0], -1)
+        _, best = R.top_k(group_scores, e.groups_top)
         mask = F.compute("scatter_", (tokens, e.groups), scores.dtype, best)
         mask = F.compute("_reshape_alias", (tokens, e.count), scores.dtype, mask)
         mask = F.compute("bitwise_not", (tokens, e.count), "bool", mask)
-        return F.top_k(F.masked_fill(scores, mask), e.top_k)
+        return R.top_k(R.masked_fill(scores, mask), e.top_k)
 
     def _with_auxiliary_loss(self, weights: Tensor, logits: Tensor) -> Tensor:
         """The chosen experts' share of tokens times their mean score, over all scores anew."""
         e = self.experts
         if e.scores == "sigmoid":
-            scores = F.sigmoid(logits)
-            scores = F.divide(scores, F.sum_over(scores, -1, keepdim=True) + 1e-20)
+            scores = R.sigmoid(logits)
+            scores = R.divide(scores, R.sum_over(scores, -1, keepdim=True) + 1e-20)
         else:
             scores = F.softmax(logits, "fp32")
-        _, indices = F.top_k(scores, e.top_k)
+        _, indices = R.top_k(scores, e.top_k)
         tokens = F.compute("sum", (e.count,), "int64", chosen_map(logits, indices))
-        loss = F.sum_over(F.sum_over(scores, 0) * tokens, 0) * 1.0
-        return F.with_auxiliary_loss(weights, loss)
+        loss = R.sum_over(R.sum_over(scores, 0) * tokens, 0) * 1.0
+        return R.with_auxiliary_loss(weights, loss)
 
 
 def chosen_map(logits: Tensor, indices: Tensor) -> Tensor:
@@ -112,40 +113,46 @@ class Dispatcher:
         return tuple((count, rows * self.parallel.tensor) for count, rows in groups)
 
     def preprocess(self, x: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Copies of tokens [T k, H] in the order of experts, their weights [T k], and the way back."""
-        e = self.experts
-        rows = e.sent(x.shape[0])
-        F.compute("sum", (e.count,), "int64", chosen)
+        """Copies of tokens [T k, H] in the order of experts, their weights [T k], and the way back. Then the host waits
+        for the tokens of every expert: dropless, it cannot go on without."""
+        F.compute("sum", (self.experts.count,), "int64", chosen)
+        counted = F.record_for_host()
+        permuted = self._permuted(x, weights, chosen)
+        F.wait_on_host(counted)
+        return permuted
+
+    def _permuted(self, x: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        e, rows = self.experts, self.experts.sent(x.shape[0])
         if e.permute_fusion:
-            return F.permute(x, weights, chosen, rows)
+            return R.permute(x, weights, chosen, rows)
         mask = chosen.transpose(0, 1).contiguous()
         numbers = F.compute("arange", (x.shape[0],), "int64")
         places = F.compute("masked_select", (rows,), "int64", mask)
-        permuted = F.masked_select(weights.transpose(0, 1).contiguous(), mask, rows)
-        out = F.index_select(x, places)
+        permuted = R.masked_select(weights.transpose(0, 1).contiguous(), mask, rows)
+        out = R.index_select(x, places)
         del numbers
         return out, permuted, places
 
     def dispatch(self, x: Tensor, arrives: int) -> Tensor:
-        return F.all_to_all(x, arrives // self.parallel.tensor, self.parallel.degree)
+        return R.all_to_all(x, arrives // self.parallel.tensor, self.parallel.degree)
 
     def postprocess(self, x: Tensor) -> Tensor:
         """All tokens of the ranks that share an expert, sorted by expert."""
         p, e = self.parallel, self.experts
         if p.tensor > 1:
-            x = F.gather_rows(x, p.tensor, "etp")
-        return F.sort_chunks(x, e.permute_fusion) if e.count > p.degree else x
+            x = R.gather_rows(x, p.tensor, "etp")
+        return R.sort_chunks(x, e.permute_fusion) if e.count > p.degree else x
 
     def combine_preprocess(self, x: Tensor, dtype: str) -> Tensor:
         p, e = self.parallel, self.experts
         if e.count > p.degree:
-            x = F.sort_chunks(x, e.permute_fusion)
-        return F.scatter_rows(x.to(dtype), p.tensor, "etp").to(x.dtype) if p.tensor > 1 else x
+            x = R.sort_chunks(x, e.permute_fusion)
+        return R.scatter_rows(x.to(dtype), p.tensor, "etp").to(x.dtype) if p.tensor > 1 else x
 
     def combine_postprocess(self, x: Tensor, places: Tensor, tokens: int) -> Tensor:
         if self.experts.permute_fusion:
-            return F.unpermute(x, places, tokens)
-        return F.scatter_add(x, places, tokens)
+            return R.unpermute(x, places, tokens)
+        return R.scatter_add(x, places, tokens)
 
 
 class GroupedLinear(Module):
@@ -160,14 +167,14 @@ class GroupedLinear(Module):
 
     def forward(self, x: Tensor, groups: Groups) -> Tensor:
         weights = tuple(getattr(self, f"weight{number}") for number in range(self.count))
-        return F.grouped_linear(x, weights, groups)
+        return R.grouped_linear(x, weights, groups)
 
 
 class WeightedSwiGlu(Module):
     """[N, 2 F], gate and value, times the tokens' weights [N, 1]: [N, F] in one kernel."""
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        return F.weighted_swiglu(x, weights)
+        return R.weighted_swiglu(x, weights)
 
 
 class GroupedMlp(Module):
@@ -198,7 +205,7 @@ class SharedExperts(Mlp):
         out = super().forward(x)
         if self.gate_weight is None:
             return out
-        return out * F.sigmoid(F.linear(x, self.gate_weight))
+        return out * R.sigmoid(F.linear(x, self.gate_weight))
 
 
 class MoeLayer(Module):
@@ -227,7 +234,7 @@ class MoeLayer(Module):
         received = dispatcher.dispatch(sent, rows_of(groups))
         permuted = dispatcher.dispatch(permuted, rows_of(groups))
         out = self._expert_outputs(received, permuted, groups, weights.dtype)
-        out = F.all_to_all(out, sent.shape[0], dispatcher.parallel.degree)
+        out = R.all_to_all(out, sent.shape[0], dispatcher.parallel.degree)
         out = dispatcher.combine_postprocess(out, places, flat.shape[0]).view(*shape)
         return out + shared if shared is not None else out
 

@@ -25,6 +25,13 @@ ACTIVATIONS = {
     "relu": {"aten.relu"},
     "gated_gelu": {"aten.pow", "aten.mul", "aten.tanh"},
 }
+ROUTED = {"aten.topk", "aten._softmax", "aten.sum", "aten.mul", "aten.div", "aten.sigmoid", "aten.add"}
+GROUPED = {"aten._grouped_mm", "aten.index", "aten.div_"}
+SORTED = {
+    "aten.gather", "aten.scatter", "aten.masked_fill", "aten.masked_select", "aten.index_select", "aten.scatter_add_",
+    "aten.cat",
+}  # fmt: skip
+"""Of experts: their router's, and how transformers and Megatron bring tokens to them."""
 FLASH = "aten._scaled_dot_product_flash_attention"
 EFFICIENT = "aten._scaled_dot_product_efficient_attention"
 
@@ -38,7 +45,7 @@ def block_operators(model: ModelConfig, compute: str) -> frozenset[str]:
     found = {"aten.clone", "aten._to_copy"} | products(model) | NORMS[model.norm] | ROPES[model.rope]
     dropout = {"aten.native_dropout"} if model.dropout else set[str]()
     fused = model.family == "llama" and model.implementation == "megatron"
-    if not fused and not (model.bias_gelu_fusion and model.bias):
+    if not model.swiglu_fusion and not (model.bias_gelu_fusion and model.bias):
         found |= ACTIVATIONS[model.activation]
     if not model.bias_dropout_fusion:
         found |= {"aten.add"} | dropout
@@ -50,6 +57,8 @@ def block_operators(model: ModelConfig, compute: str) -> frozenset[str]:
         found |= {"aten.bmm", "aten.mul", "aten._softmax"} | dropout
     elif not fused:
         found.add(EFFICIENT if compute == "fp32" else FLASH)
+    if model.experts is not None:
+        found |= ROUTED | (GROUPED if model.implementation == "transformers" else SORTED)
     return frozenset(found)
 
 

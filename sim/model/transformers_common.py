@@ -15,6 +15,24 @@ def make_position_ids(length: int) -> Tensor:
     return F.compute("add", (length,), "int64", past).view(1, length)
 
 
+def make_sliding_mask(batch: int, length: int) -> Tensor:
+    """create_sliding_window_causal_mask of positions without padding: bool [S, S], of positions and two conditions."""
+    each_batch, each_head = F.empty((batch,), "int64"), F.empty((1,), "int64")
+    queries = F.compute("add", (length,), "int64", F.compute("arange", (length,), "int64"))
+    keys = F.compute("add", (length,), "int64", F.compute("arange", (length,), "int64"))
+    ones = F.empty((), "bool")
+    shape = (length, length)
+    begins = F.compute("sub", (length,), "int64", queries)
+    inside = F.compute("gt", shape, "bool", keys, begins)
+    del begins
+    mask = F.compute("bitwise_and", shape, "bool", inside)
+    del inside, ones
+    causal = F.compute("le", shape, "bool", keys, queries)
+    both = F.compute("bitwise_and", shape, "bool", mask, causal)
+    del causal, mask, each_batch, each_head, queries, keys
+    return both
+
+
 def check_packed_sequences(batch: int, position_ids: Tensor) -> None:
     """create_causal_mask without an attention mask: do the positions restart, i.e. are sequences packed?
 

@@ -14,7 +14,13 @@ from sim.model.config import ModelConfig
 from sim.model.language_model import Embedding, Linear
 from sim.model.llama import FusedRMSNorm
 from sim.model.module import Buffer, Module, ModuleList, Parameter
-from sim.model.transformers_common import TransformersModel, check_packed_sequences, make_position_ids
+from sim.model.transformers_common import (
+    TransformersModel,
+    check_packed_sequences,
+    make_position_ids,
+    make_sliding_mask,
+)
+from sim.model.transformers_moe import SparseMoeBlock
 
 
 class LlamaRMSNorm(Module):
@@ -126,9 +132,11 @@ class LlamaMLP(Module):
 class LlamaDecoderLayer(Module):
     """One block. Its call also carries the position ids, which a checkpointed region therefore keeps."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, number: int = 0) -> None:
+        experts = config.experts
+        has_experts = experts is not None and number >= experts.dense_layers
         self.self_attn = LlamaAttention(config)
-        self.mlp = LlamaMLP(config)
+        self.mlp: Module = SparseMoeBlock(config, experts) if has_experts and experts else LlamaMLP(config)
         self.input_layernorm = make_norm(config, config.hidden)
         self.post_attention_layernorm = make_norm(config, config.hidden)
 
@@ -149,7 +157,7 @@ class LlamaForCausalLM(TransformersModel):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.embed_tokens = Embedding(config.vocab, config.hidden)
-        self.layers = ModuleList([LlamaDecoderLayer(config) for _ in range(config.layers)])
+        self.layers = ModuleList([LlamaDecoderLayer(config, number) for number in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
         self.rotary_emb = LlamaRotaryEmbedding(config.head_dim)
         self.lm_head = Linear(config.hidden, config.vocab)
@@ -162,6 +170,9 @@ class LlamaForCausalLM(TransformersModel):
         embeddings = self.embed_tokens(tokens)
         position_ids = make_position_ids(tokens.shape[1])
         check_packed_sequences(tokens.shape[0], position_ids)
+        if self.config.experts is not None and self.config.experts.shared_gate:
+            check_packed_sequences(tokens.shape[0], position_ids)
+            _mask = make_sliding_mask(*tokens.shape)  # Qwen2-MoE makes one, whether a layer slides or not
         hidden = embeddings
         rotation: Any = self.rotary_emb(hidden, position_ids)
         cos, sin = rotation

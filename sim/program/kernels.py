@@ -17,7 +17,10 @@ ITEM_BYTES: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """C[m, n] (+)= A[m, k] B[k, n], `batch` times (bmm); `accumulate` adds into C (reads it too)."""
+    """C[m, n] (+)= A[m, k] B[k, n], `batch` times (bmm); `accumulate` adds into C (reads it too).
+
+    `grouped`: the members are experts, whose tokens lie one after the other: their number is no row's length.
+    """
 
     m: int
     n: int
@@ -25,6 +28,7 @@ class Gemm:
     dtype: str = "bf16"
     batch: int = 1
     accumulate: bool = False
+    grouped: bool = False
 
     @property
     def flops(self) -> int:

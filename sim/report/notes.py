@@ -46,6 +46,9 @@ def _notes(outcome: Outcome) -> Iterator[str]:
     early = peak.phase in (Phase.FORWARD, Phase.LOSS) or peak.path in HEADS
     if setup.optimizer is not None and setup.optimizer.in_backward and early:
         yield "Steps inside backward do not lower this peak: it comes before most gradients do."
+    experts = setup.model.experts if isinstance(setup.model, ModelConfig) else None
+    if experts is not None and experts.imbalance == 1:
+        yield "Every expert gets as many tokens as any other: assumed (model.experts.imbalance says otherwise)."
     if setup.mode == "eval":
         yield "Without torch.no_grad() a graph is built that nobody walks back: its activations live until the loss dies."
     if not has_allocator(setup):

@@ -24,6 +24,8 @@ def bytes_per_parameter(setup: Setup) -> dict[str, float]:
     costs: dict[str, float] = {f"{what} {stored}": item}
     if optimizer is None or setup.mode != "train":
         return costs
+    if setup.data is not None:
+        return costs | _of_megatron(setup)
     masters = optimizer.master_weights or (setup.zero is not None and stored != "fp32")
     stepped = "fp32" if masters else stored
     gradients = stored if setup.zero is not None else stepped
@@ -37,6 +39,18 @@ def bytes_per_parameter(setup: Setup) -> dict[str, float]:
     if states:
         costs[STATE_NAMES[optimizer.name]] = states
     return costs
+
+
+def _of_megatron(setup: Setup) -> dict[str, float]:
+    """Main gradients, and main parameters and moments in fp32, split over the replicas by a distributed optimizer. Of
+    experts that are spread over ranks there are fewer replicas (mesh dimension edp)."""
+    data, mesh, reduce = setup.data, setup.mesh, setup.precision.reduce
+    assert data is not None
+    shares = mesh.degree("dp") * mesh.degree("cp") if data.distributed_optimizer else 1
+    states, of_experts = "main parameters and moments fp32", 12 / mesh.degree("edp")
+    if setup.expert.degree > 1 and data.distributed_optimizer:
+        states += f" (of experts {of_experts:.3g})"
+    return {f"main gradients {reduce}": ITEM_BYTES[reduce], states: 12 / shares}
 
 
 STATE_NAMES = {"adamw": "AdamW's moments", "adamw-8bit": "8-bit moments and their scales", "sgd": "momentum"}

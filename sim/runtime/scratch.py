@@ -104,9 +104,9 @@ def cub_radix_sort(n: int, vocab: int) -> int:
     return second_buffers + 511 + 2048 * passes + 1024 * ceil_div(n, 4608)
 
 
-def cub_scan(n: int) -> int:
-    """Temporary storage of cub's exclusive scan (a fit to 8 sizes)."""
-    return round_up(16 * (32 + ceil_div(n, 896)), 256) + 511
+def cub_scan(n: int, item_bytes: int = 8) -> int:
+    """Temporary storage of cub's scan of int64 (a fit to 8 sizes), or of int32 (to 5 sizes up to 256)."""
+    return round_up(2 * item_bytes * (32 + ceil_div(n, 896)), 256) + 511
 
 
 def cub_unique(n: int) -> int:

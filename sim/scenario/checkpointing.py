@@ -19,6 +19,7 @@ ATEN_NAMES = (
     *LINEAR_PRODUCTS,
     "aten.bmm",
     "aten.baddbmm",
+    "aten._grouped_mm",
     "aten._scaled_dot_product_flash_attention",
     "aten._scaled_dot_product_efficient_attention",
     "aten._fused_rms_norm",

@@ -42,6 +42,8 @@ class ExpertsSection(Section):
     """A loss on the balance of the choice. Default: false."""
     router_dtype: Literal["fp32", "compute"] | None = None
     """Dtype of the router's logits. Default: fp32."""
+    weights_dtype: Literal["fp32", "compute"] | None = None
+    """transformers: dtype in which experts' results are weighted. Default: compute; fp32 for Mixtral."""
     permute_fusion: bool | None = None
     """megatron: sort tokens by one kernel each way (moe-permute-fusion). Default: true."""
     imbalance: PositiveNumber | None = None

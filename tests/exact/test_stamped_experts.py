@@ -58,3 +58,13 @@ def test_experts_in_pipeline_stages() -> None:
     setup = setup_of(f"{text}parallel: {parallel}\n")
     for rank in range(2):
         assert_equal(record_pipeline(setup, rank, 2, stamps=True), record_pipeline(setup, rank, 2, stamps=False))
+
+
+@pytest.mark.parametrize("checkpoint", ["null", "{every: 1}", "{save: [aten._grouped_mm, attention]}"])
+@pytest.mark.parametrize("fsdp", ["", "parallel: {fsdp: {degree: 8}}"])
+def test_transformers_experts(fsdp: str, checkpoint: str) -> None:
+    text = text_of("mixtral-tiny").replace("megatron", "transformers")
+    if not fsdp:
+        text = text.replace("gpus_per_node: 8", "gpus_per_node: 1")
+    setup = setup_of(f"{text}{fsdp}\ncheckpoint: {checkpoint}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))

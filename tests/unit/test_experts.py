@@ -258,3 +258,40 @@ def test_experts_need_their_numbers_and_code_that_has_them() -> None:
 def test_any_llama_can_be_given_experts() -> None:
     setup = setup_of(SPREAD, "count: 8, top_k: 2, ffn_hidden: 256", "llama-tiny")
     assert np.count_nonzero(program_of(setup).row_kind == Row.COLLECTIVE)
+
+
+# transformers' code
+
+PLAIN = """\
+model: {preset: PRESET, implementation: transformers}
+cluster: {gpu: h100, gpus_per_node: 1}
+batch: {micro_batch: 1, seq_len: 256}
+precision: {parameters: bf16, compute: bf16}
+"""
+
+
+def test_transformers_experts_run_in_bf16_without_autocast() -> None:
+    found = problems(PLAIN.replace("PRESET", "mixtral-tiny").replace("parameters: bf16", "parameters: fp32"))
+    assert [path for _, path, _ in found] == ["precision"]
+
+
+def test_transformers_has_no_latent_attention_and_routes_by_softmax() -> None:
+    found = problems(PLAIN.replace("PRESET", "deepseek-tiny"))
+    assert found[0][1] == "model.implementation"
+    found = problems(
+        PLAIN.replace("PRESET", "mixtral-tiny").replace("transformers}", "transformers, experts: {groups: 2}}")
+    )
+    assert [path for _, path, _ in found] == ["model.experts.groups"]
+
+
+def test_products_of_experts_take_as_many_flops_in_either_code() -> None:
+    """Balanced experts on one GPU: the same products, forward and backward, grouped by transformers or by Megatron."""
+
+    def flops(implementation: str) -> int:
+        text = PLAIN.replace("PRESET", "mixtral-tiny").replace("transformers", implementation)
+        program = program_of(load_text(text, "experts").strategies[0])
+        rows = program.row_argument[program.row_kind == Row.LAUNCH].tolist()
+        works = [program.kernels[row].work for row in rows if "grouped" in program.kernels[row].name]
+        return sum(work.flops for work in works if isinstance(work, Gemm))
+
+    assert flops("transformers") == flops("megatron") == 3 * 6 * L * 256 * K * H * F

@@ -151,3 +151,18 @@ def test_bytes_per_parameter_are_those_that_are_allocated(parameters: str, optim
     *_, count = bytes_per_parameter(setup).values()
     assert isinstance(setup.model, ModelConfig)
     assert kept == count * parameter_count(setup.model)
+
+
+@pytest.mark.parametrize(("data", "total"), [("degree: 8", 18), ("degree: 8, distributed_optimizer: true", 7.5)])
+def test_bytes_per_parameter_of_megatrons_loop(data: str, total: float) -> None:
+    """Korthikanti et al. count 18; a distributed optimizer over d replicas leaves 6 + 12 / d."""
+    text = TEXT.replace("torchtitan", "megatron").replace("gpus_per_node: 1", "gpus_per_node: 8")
+    text = text.replace("PARAMETERS", "bf16").replace("OPTIMIZER", "{}") + f"parallel: {{data: {{{data}}}}}\n"
+    setup = load_text(text, "notes").strategies[0]
+    assert sum(bytes_per_parameter(setup).values()) == total
+
+
+def test_balanced_experts_are_said_to_be_assumed() -> None:
+    text = TEXT.replace("llama-tiny, implementation: torchtitan", "mixtral-tiny").replace("OPTIMIZER", "null")
+    setup = load_text(text.replace("PARAMETERS", "bf16"), "notes").strategies[0]
+    assert any("model.experts.imbalance" in note for note in notes(simulate_setup(setup)))

@@ -95,8 +95,9 @@ class GroupedLinear(Op):
         result += [tape.empty((n, k), x.dtype) if needs and not fused else None for needs in trained]
         if any(trained):
             for count, rows in groups:
-                work = Gemm(n, k, rows, x.dtype, count, accumulate=fused)
-                tape.recorder.launch("grouped_gemm_wgrad", work)
+                if rows:
+                    work = Gemm(n, k, rows, x.dtype, count, accumulate=fused, grouped=True)
+                    tape.recorder.launch("grouped_gemm_wgrad", work)
         gradients.clear()
         return result
 
@@ -105,7 +106,7 @@ def _products(tape: Tape, name: str, groups: Groups, n: int, k: int, dtype: str)
     tape.stream_workspaces()
     for count, rows in groups:
         if rows:
-            tape.recorder.gemm(name, rows, n, k, dtype, count)
+            tape.recorder.launch(name, Gemm(rows, n, k, dtype, count, grouped=True))
 
 
 class WeightedSwiGlu(Op):

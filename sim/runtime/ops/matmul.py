@@ -137,7 +137,8 @@ def scaled(tape: Tape, x: Tensor) -> Tensor:
 
 @rule("linear")
 def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear on [..., in]. With bias the input is folded before weight.t(), without it after (visible in backward)."""
+    """F.linear on [..., in]. With bias the input is folded before weight.t(), without it after (visible in backward);
+    two dimensions need no folding."""
     if tape.autocast_dtype:  # C++ evaluates arguments right to left
         bias = autocast_to(tape, bias, tape.autocast_dtype)
         weight = autocast_to(tape, weight, tape.autocast_dtype)  # type: ignore[assignment]
@@ -149,6 +150,9 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         product = tape.apply(Addmm, (bias, folded, w_t), w_t.strides)
         return view(tape, product, shape, View)
     w_t = tape.apply(T, (weight,), 0, 1)
+    if len(x.shape) == 2:
+        product = tape.apply(Mm, (x, w_t), w_t.strides)
+        return product
     folded = reshape(tape, x, (rows, x.shape[-1]))
     product = tape.apply(Mm, (folded, w_t), w_t.strides)
     return view(tape, product, shape, UnsafeView)

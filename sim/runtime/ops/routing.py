@@ -124,7 +124,7 @@ class SumOver(Op):
 
 
 class Divide(Op):
-    """a / b by broadcasting: saves both. Backward: of b by three temporaries, of a by one."""
+    """a / b by broadcasting: saves both."""
 
     node = "DivBackward0"
     aten = "aten.div"
@@ -139,16 +139,22 @@ class Divide(Op):
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        gradient = first(gradients)
-        result: Gradients = [None, None]
-        if node.needs(0):
-            result[0] = tape.pointwise("aten::div", gradient.shape, gradient.dtype, None, gradient.bytes)
-        if node.needs(1):
-            x = gradient
-            for name in ("aten::neg", "aten::div", "aten::div", "aten::mul"):
-                x = tape.pointwise(name, gradient.shape, gradient.dtype, None, 2 * x.bytes)
-            result[1] = x
-        return result
+        return division_gradients(tape, node, first(gradients))
+
+
+def division_gradients(tape: Tape, node: Node, gradient: Tensor) -> Gradients:
+    """Of b first: -gradient times a / b / b; then of a: gradient / b."""
+    shape, dtype = gradient.shape, gradient.dtype
+    result: Gradients = [None, None]
+    if node.needs(1):
+        ratio = tape.pointwise("aten::div", shape, dtype, None, 2 * gradient.bytes)
+        again = tape.pointwise("aten::div", shape, dtype, None, 2 * gradient.bytes)
+        negative = tape.pointwise("aten::neg", shape, dtype, None, gradient.bytes)
+        result[1] = tape.pointwise("aten::mul", shape, dtype, None, 2 * gradient.bytes)
+        del negative, again, ratio
+    if node.needs(0):
+        result[0] = tape.pointwise("aten::div", shape, dtype, None, 2 * gradient.bytes)
+    return result
 
 
 class MaskedFill(Op):

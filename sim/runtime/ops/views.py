@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from sim.model.calls import Shape
+from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE
 from sim.runtime import scratch
 from sim.runtime import strides as st
@@ -341,14 +342,24 @@ def zeros(tape: Tape, shape: Shape, dtype: str, requires_grad: bool) -> Tensor:
 
 
 @rule("cumsum")
-def cumsum(tape: Tape, x: Tensor) -> Tensor:
-    """The result, an int64 copy of the input, and cub's temporary storage where there is one row only."""
-    result = tape.empty(x.shape, "int64")
-    wide = tape.cast_copy(x, "int64")
+def cumsum(tape: Tape, x: Tensor, dtype: str) -> Tensor:
+    """The result, a copy of an input of another dtype, and cub's temporary storage where there is one row only."""
+    result = tape.empty(x.shape, dtype)
+    wide = tape.cast_copy(x, dtype) if x.dtype != dtype else x
     if x.elements == x.shape[-1]:
-        tape.scratch(scratch.cub_scan(x.elements))
+        tape.scratch(scratch.cub_scan(x.elements, ITEM_BYTES[dtype]))
     tape.recorder.memory_bound("aten::cumsum", "elementwise", wide.bytes + result.bytes)
     return result
+
+
+@rule("record_for_host")
+def record_for_host(tape: Tape) -> int:
+    return tape.recorder.record(COMPUTE)
+
+
+@rule("wait_on_host")
+def wait_on_host(tape: Tape, event: int) -> None:
+    tape.recorder.sync(event)
 
 
 @rule("read_on_host")
