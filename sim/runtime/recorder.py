@@ -101,8 +101,7 @@ class Recorder:
         self.fail_at = fail_at
         self.where = 0
         self.base = 0
-        self.stream = 0
-        """The current stream: where kernels and allocations go that name none."""
+        self.stream = 0  # the current one: where kernels and allocations go that name none
         self.events = 0
         self.marks: list[Mark] = []
         self.owners: list[int] = []
