@@ -235,8 +235,9 @@ FEATURES = (
 
 
 def compiled(facts: Facts) -> bool:
-    """With offload, compiled blocks are played in eager mode."""
-    return facts.says("compile", "^yes") and not _offload(facts)
+    """With offload, adapters or steps inside backward, compiled blocks are played in eager mode."""
+    eager = _offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD)
+    return facts.says("compile", "^yes") and not eager
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

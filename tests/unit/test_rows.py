@@ -365,6 +365,10 @@ def test_adapters_of_a_row(changes: dict[str, str], section: dict[str, Any]) -> 
     assert (model["implementation"] == "transformers") == ("base" in section)
 
 
+def test_compiled_adapters_are_played_in_eager_mode() -> None:
+    assert "compile" not in document(model_name="Llama 8B LoRA", compile="yes")
+
+
 def test_optimizers_of_a_row() -> None:
     assert "name" not in document(notes="AdamW")["optimizer"]
     assert document(notes="bnb 8-bit")["optimizer"]["name"] == "adamw-8bit"
