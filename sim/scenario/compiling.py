@@ -57,7 +57,7 @@ def check_compile(
         if choice is not None and (choice.inside or choice.discard or choice.reentrant):
             document.problem(("checkpoint", "layers"), "with compile, a layer is checkpointed as a whole", show=False)
             break
-    for name in ("fsdp1", "zero", "context"):
+    for name in ("fsdp1", "zero", "context", "tensor"):
         if getattr(parallel, name) is not None:
             message = "is modelled in eager mode only"
             document.problem(("parallel", name), message, show=False)
