@@ -252,12 +252,12 @@ def _compile(facts: Facts) -> dict[str, bool]:
 
 def _float8(facts: Facts) -> bool:
     """torchao's linears, which torchtitan compiles; Transformer Engine's and LLMQ's are other programs."""
-    return facts.says("precision", "float8") and facts.says("compile", "^yes")
+    return facts.says("precision", "float8") and compiled(facts)
 
 
 def compiled(facts: Facts) -> bool:
-    """With offload, adapters or steps inside backward, compiled blocks are played in eager mode."""
-    eager = _offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD)
+    """With offload, adapters, steps inside backward, tensor or context parallelism, blocks are played in eager mode."""
+    eager = _offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD) or facts.tp * facts.cp > 1
     return facts.says("compile", "^yes") and not eager
 
 
