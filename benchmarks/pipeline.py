@@ -1,9 +1,16 @@
-"""How long a large pipeline takes to play, kernel by kernel, with every stage's memory in the full allocator.
+"""How long large pipelines take to play, kernel by kernel, with every stage's memory.
 
-    PYTHONPATH=. python benchmarks/pipeline.py [SCHEDULE] [IMPLEMENTATION]
+    PYTHONPATH=. python benchmarks/pipeline.py [CASE ...]
 
-GPT-3 175B, 8 stages, 64 micro-batches, as many steps as a run plays at first (default: 1f1b, nanogpt), one rank per
-stage without tensor parallelism. CPU seconds on one core, garbage collector off as in a run.
+    175b       GPT-3 175B, TP 8, PP 8, 64 micro-batches, full allocator on every stage
+    175b-v3    the same, interleaved, 3 chunks per rank
+    175b-zb    the same with zero-bubble's ZB-H1
+    175b-off, 175b-v3-off   the first two with allocated bytes only (`allocator: off`)
+    175b-pp    GPT-3 175B without tensor parallelism, full allocator
+    1t         scenarios/gpt_1t_pp64.yaml: 64 stages, 512 micro-batches, allocated bytes only (1.8 GiB)
+
+Default: all but 1t. Per case: CPU seconds on one core of each part and of `simulate_setup` as a whole, kernels played,
+and the peak of resident memory so far (so one case per process tells the case's own). Writing the trace is the last line.
 """
 
 from __future__ import annotations
@@ -11,74 +18,89 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from pathlib import Path
 
-import numpy as np
-
-from sim.api import cost_model, device_memory
-from sim.engine.play import play
-from sim.engine.steady import find_cycle
+from sim import api
 from sim.program.collector import without_collector
 from sim.program.program import Row
-from sim.runtime.extend import RECORDED_STEPS, cut, extend
-from sim.runtime.lower import lower
-from sim.runtime.record import record
-from sim.scenario import load_text
-from sim.timeline.lanes import make_lanes
-from sim.timeline.metrics import bubble_fraction, step_time
+from sim.scenario import load_scenario, load_text
+from sim.scenario.setup import Setup
+from sim.timeline.export.trace import Rank, trace_bytes
 
 SCENARIO = """
-model: {{preset: gpt-3-175b, implementation: {implementation}, tied_embeddings: false, dropout: 0}}
-cluster: {{gpu: a100-sxm-80gb, gpus_per_node: 8, usable_memory: 4 TiB}}
+model: {{preset: gpt-175b, implementation: {implementation}, tied_embeddings: false, dropout: 0.1}}
+cluster: {{gpu: a100-sxm-80gb, gpus_per_node: 8, nodes: {nodes}, usable_memory: 4 TiB}}
 batch: {{micro_batch: 1, seq_len: 2048, accumulation: 64}}
-precision: {{parameters: bf16, compute: bf16}}
-parallel: {{pipeline: {{degree: 8, schedule: {schedule}}}}}
+precision: {{parameters: fp16, compute: fp16, reduce: fp32}}
+parallel: {{{tensor}pipeline: {{degree: 8, {schedule}}}}}
+allocator: {allocator}
 """
+TENSOR = "tensor: {degree: 8, sequence_parallel: true}, "
+INTERLEAVED = "schedule: interleaved, virtual: 3"
+CASES = {
+    "175b": (TENSOR, "schedule: 1f1b", '""'),
+    "175b-v3": (TENSOR, INTERLEAVED, '""'),
+    "175b-zb": (TENSOR, "schedule: zb-h1", '""'),
+    "175b-off": (TENSOR, "schedule: 1f1b", "off"),
+    "175b-v3-off": (TENSOR, INTERLEAVED, "off"),
+    "175b-pp": ("", "schedule: 1f1b", '""'),
+}
+LARGEST = Path(__file__).parents[1] / "scenarios" / "gpt_1t_pp64.yaml"
 
 
-USUAL_STEPS = 4
-"""Until memory repeats itself, away from the limit."""
+def setup_of(case: str) -> Setup:
+    if case == "1t":
+        return load_scenario(LARGEST).strategies[0]
+    tensor, schedule, allocator = CASES[case]
+    text = SCENARIO.format(
+        implementation="megatron" if tensor else "nanogpt", nodes=8 if tensor else 1, tensor=tensor, schedule=schedule,
+        allocator=allocator,
+    )  # fmt: skip
+    return load_text(text, case).strategies[0]
 
 
 class Clock:
     """Prints the CPU time of each part."""
 
     def __init__(self) -> None:
-        self.start = self.last = time.process_time()
+        self.last = time.process_time()
 
     def past(self, part: str, amount: str = "") -> None:
         now = time.process_time()
-        print(f"{part:12} {now - self.last:6.2f} s  {amount}")
-        self.last = now
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+        print(f"  {part:10} {now - self.last:6.2f} s  {resident:5.2f} GiB  {amount}", flush=True)
+        self.last = time.process_time()
+
+
+def parts(setup: Setup) -> None:
+    """The parts of `simulate_setup`, one by one."""
+    with without_collector():
+        clock = Clock()
+        programs, memories, cycle = api.settle(setup)
+        events = sum(memory.played for memory in memories)
+        clock.past("settle", f"record and memory: {events:,} memory events in {cycle.steps} steps")
+        lowered = api.lower(programs, api.cost_model(setup), setup.mesh)
+        clock.past("lower", f"{sum(len(rank.kind) for rank in lowered.world.ranks):,} rows of the world")
+        played = api.play(lowered.world)
+        clock.past("engine")
+        for number, (program, entries) in enumerate(zip(programs, lowered.entries)):
+            api.step_time(api.make_lanes(program, lowered.world, played, entries, number))
+        clock.past("lanes", "start and end of every kernel, times of the step")
 
 
 def main() -> None:
-    schedule, implementation = (*sys.argv[1:3], *("1f1b", "nanogpt")[len(sys.argv) - 1 :])
-    setup = load_text(SCENARIO.format(schedule=schedule, implementation=implementation), "benchmark").strategies[0]
-    clock = Clock()
-    with without_collector():
-        recorded = [record(setup, RECORDED_STEPS, rank=rank) for rank in range(setup.stages)]
-        clock.past("record", f"{RECORDED_STEPS} steps")
-        steps = USUAL_STEPS
-        programs = [extend(program, steps) for program in recorded]
-        kernels = sum(int(np.sum(program.row_kind == Row.LAUNCH)) for program in programs)
-        clock.past("extend", f"{steps} steps, {kernels:,} kernels")
-        memories = [device_memory(setup, program) for program in programs]
-        clock.past("allocator", f"{sum(memory.played for memory in memories):,} memory events")
-        cycle = find_cycle(memories)
-        steps = steps if cycle is None else cycle.steps
-        programs = [cut(program, steps) for program in programs]
-        clock.past("cycle", "none yet" if cycle is None else f"settled after {steps} steps")
-        lowered = lower(programs, cost_model(setup), setup.mesh)
-        clock.past("lower", f"{sum(len(rank.kind) for rank in lowered.world.ranks):,} rows of the world")
-        played = play(lowered.world)
-        clock.past("engine")
-        ranks = list(zip(programs, lowered.entries))
-        lanes = [make_lanes(program, lowered.world, played, entries, n) for n, (program, entries) in enumerate(ranks)]
-        clock.past("lanes", "start and end of every kernel")
-        step_s = max(step_time(rank).step_ns for rank in lanes) * 1e-9
-        clock.past("metrics", f"step {step_s:.1f} s, bubble {bubble_fraction(lanes):.1%}")
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
-    print(f"{'all':12} {time.process_time() - clock.start:6.2f} s  {resident:.2f} GiB resident")
+    for case in sys.argv[1:] or CASES:
+        setup = setup_of(case)
+        print(case)
+        parts(setup)
+        clock = Clock()
+        outcome = api.simulate_setup(setup)
+        kernels = sum(int((rank.program.row_kind == Row.LAUNCH).sum()) for rank in outcome.ranks)
+        assert outcome.time is not None and outcome.lanes is not None
+        step_s = outcome.time.step_ns * 1e-9
+        clock.past("all", f"{kernels:,} kernels in {outcome.cycle.steps} steps; step {step_s:.2f} s")
+        trace = trace_bytes(outcome.memory, outcome.lanes, Rank(0, setup.cluster.gpus, "", 0))
+        clock.past("trace", f"{len(trace) / 1e6:.1f} MB, of the worst rank")
 
 
 if __name__ == "__main__":

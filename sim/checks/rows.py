@@ -220,6 +220,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = "fused"  # as Inductor fuses what is written op by op
     elif family == "llama" and software.norm is not None:
         section["norm"] = software.norm
+    if family == "llama" and section["implementation"] == "megatron" and software.swiglu_fusion is not None:
+        section["swiglu_fusion"] = software.swiglu_fusion
     if software.logits is not None:
         section["logits"] = software.logits
     chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)

@@ -42,6 +42,8 @@ class Software:
     """The training loop holds the logits during backward."""
     early_stop: bool = True
     """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
+    swiglu_fusion: bool | None = None
+    """Megatron's gated MLP is one kernel, if not as in the imitated code."""
     reentrant: bool = False
     """Its recomputation is reentrant: a backward within the backward, which never stops early."""
     sharding: str = ""
@@ -148,8 +150,19 @@ KNOWN = (
         often_8_bit=True,
     ),
     Software(
+        name="Megatron-Kwai",
+        pattern="kwai",  # of Megatron's models before core; its scripts ask for no fusions
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        flash="cudnn",
+        sharding="none",
+        since_start=True,
+        swiglu_fusion=False,
+    ),
+    Software(
         name="Megatron",
-        pattern="megatron|korthikanti|narayanan|ptd-p|zero.bubble|simumax|kwai|dlperf|libai",
+        pattern="megatron|korthikanti|narayanan|ptd-p|zero.bubble|simumax|dlperf|libai",
         gpt="megatron",
         llama="megatron",
         reentrant=True,

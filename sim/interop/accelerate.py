@@ -188,7 +188,10 @@ def _put_precision(draft: Draft, kind: str) -> None:
         draft.problem("mixed_precision", f"{named}: no, fp16, bf16 or fp8 is expected")
         return
     compute = named if named in ("bf16", "fp16") else "fp32"
-    draft.put("precision.parameters", "fp32", note="accelerate keeps parameters in fp32")
+    if "zero" in draft.document.data.get("parallel", {}):
+        draft.put("precision.parameters", compute, "mixed_precision", note="beside fp32 main parameters")
+    else:
+        draft.put("precision.parameters", "fp32", note="accelerate keeps parameters in fp32")
     draft.put("precision.compute", compute, "mixed_precision")
     if kind in ("FSDP", "DEEPSPEED"):
         draft.put("precision.reduce", compute, "mixed_precision")

@@ -38,11 +38,19 @@ def import_deepspeed(path: Path, text: str, options: Options) -> Imported:
     elif kind not in ADAMS:
         draft.cannot("optimizer.type", "another optimizer than Adam")
     draft.use("optimizer.type", "optimizer.name: adamw")
-    if "gradient_clipping" in auto:
+    if "offload" in draft.document.data.get("optimizer", {}):
+        if draft.get("gradient_clipping") or "gradient_clipping" in auto:
+            draft.assume("optimizer.clip_norm", "null: an optimizer on the CPU is played without clipping")
+        draft.use("gradient_clipping", "not played beside an optimizer on the CPU")
+        draft.put("optimizer.clip_norm", None, note="gradients leave before their norm is known")
+    elif "gradient_clipping" in auto:
         usual = table.facts["auto"]["gradient_clipping"]
         draft.put("optimizer.clip_norm", usual, note='gradient_clipping "auto": max_grad_norm of transformers')
     else:
         draft.put("optimizer.clip_norm", draft.get("gradient_clipping") or None, "gradient_clipping")
+    if stage == 3 and "zero" not in draft.document.data.get("parallel", {}):
+        for name in STAGE_3_NAMES.values():
+            _told_by_fsdp(draft, f"zero_optimization.{name}")
     for name in sorted(auto - {"gradient_clipping"}):
         if (field := table.find(name)) is not None and field.kind != "ignored":
             draft.assume(f"{name} auto", "filled by the training script: the default is taken, or what an option says")
@@ -75,31 +83,59 @@ def put_sharding(
     if not 0 <= stage <= 3:
         draft.problem(stage_name, f"{stage}: a stage from 0 to 3 is expected")
         return
+    on_host = optimizer == parameters == CPU
     if gpus == 1:
         draft.use(stage_name, "one GPU has nobody to share with")
-    elif stage == 3:
-        draft.put("parallel.fsdp.degree", gpus, stage_name, note="ZeRO-3 is played as FSDP2")
-        draft.put("parallel.fsdp.reshard_after_forward", True, note="ZeRO-3 gathers again in backward")
     elif stage == 0:
         draft.put("parallel.ddp.degree", gpus, stage_name, note="replicas are played as DistributedDataParallel")
+    elif stage == 3 and (on_host or not is_field(f"parallel.zero.{STAGE_3[0]}")):
+        draft.put("parallel.fsdp.degree", gpus, stage_name, note="ZeRO-3 is played as FSDP2")
+        draft.put("parallel.fsdp.reshard_after_forward", True, note="ZeRO-3 gathers again in backward")
     else:
-        draft.cannot(stage_name, f"ZeRO-{stage}: everything is sharded instead (FSDP2)")
-        draft.put("parallel.fsdp.degree", gpus, note=f"stands for ZeRO-{stage}, which is not modelled")
-        if stage == 2:
-            draft.put("parallel.fsdp.reshard_after_forward", False, note="ZeRO-2 keeps the parameters")
-    both = optimizer == parameters == CPU and stage == 3 and gpus > 1
-    if both:
+        draft.put("parallel.zero.degree", gpus, stage_name)
+        draft.put("parallel.zero.stage", stage, stage_name)
+        _put_details(draft, stage)
+    if on_host and stage == 3 and gpus > 1:
         draft.put("parallel.fsdp.cpu_offload", True, optimizer_name, parameter_name)
         return
-    for name, device, path in ((optimizer_name, optimizer, "offload.optimizer"), (parameter_name, parameters, "")):
+    for name, device, what in (
+        (optimizer_name, optimizer, "optimizer states"),
+        (parameter_name, parameters, "parameters"),
+    ):
         if device in ("none", "false"):
             draft.use(name, "stays on the GPU")
-        elif device == CPU and path and is_field(path):
-            draft.put(path, True, name)
+        elif device == CPU and name == optimizer_name and gpus == 1 and parameters != CPU:
+            draft.put("optimizer.offload", "states", name)
         elif device in (CPU, NVME):
-            draft.cannot(name, f"{'parameters' if not path else 'optimizer states'} on {device.upper()}, the rest not")
+            draft.cannot(name, f"{what} on {device.upper()}, the rest not")
         else:
             draft.problem(name, f"{device}: none, cpu or nvme is expected")
+
+
+SHARED = {"reduce_bucket_size": "reduce_bucket_size", "overlap_comm": "overlap_comm"}
+STAGE_3 = ("prefetch_bucket_size", "persistence_threshold", "max_live_parameters", "max_reuse_distance")
+STAGE_3_NAMES = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "persistence_threshold": "stage3_param_persistence_threshold",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+}
+"""Fields of `parallel.zero`, and DeepSpeed's names of them."""
+
+
+def _put_details(draft: Draft, stage: int) -> None:
+    """Sizes of buckets and the like, where the file gives them."""
+    for field, name in (SHARED | (STAGE_3_NAMES if stage == 3 else {})).items():
+        full = f"zero_optimization.{name}"
+        if full in draft.table.fields and draft.has(full) and (value := draft.get(full)) is not None:
+            draft.put(f"parallel.zero.{field}", int(value) if type(value) is float else value, full)
+
+
+def _told_by_fsdp(draft: Draft, name: str) -> None:
+    """FSDP2 has no such setting: a value that is not DeepSpeed's own cannot be played."""
+    if draft.has(name) and draft.get(name) != draft.table.fields[name].default:
+        draft.cannot(name, "how ZeRO-3 gathers ahead: FSDP2's way is played")
+    draft.use(name, "DeepSpeed's default")
 
 
 def _put_batch(draft: Draft, gpus: int) -> None:
@@ -143,9 +179,11 @@ def _put_precision(draft: Draft) -> None:
         return
     source = "bf16.enabled" if bf16 else "fp16.enabled"
     compute = "bf16" if bf16 else "fp16" if fp16 else "fp32"
-    draft.put(
-        "precision.parameters", "fp32", source, note="main parameters stand for both copies" if bf16 or fp16 else ""
-    )
+    if "zero" in draft.document.data.get("parallel", {}):
+        draft.put("precision.parameters", compute, source, note="beside fp32 main parameters")
+    else:
+        note = "main parameters stand for both copies" if bf16 or fp16 else ""
+        draft.put("precision.parameters", "fp32", source, note=note)
     draft.put("precision.compute", compute, source)
     said = str(draft.get("communication_data_type") or compute).lower()
     reduce = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16"}.get(said)

@@ -72,6 +72,7 @@ class Draft:
         self.overrides = options.document(self.file)
         self.given: dict[str, Given] = {}
         self.told: set[str] = set()
+        self.wrong: set[str] = set()
         self.trials: dict[str, tuple[tuple[str, ...], Given]] = {}
         for raw in raws:
             self._take(raw)
@@ -91,6 +92,7 @@ class Draft:
                 self.ignore(raw.name, raw.line, "")
                 return
             name = self.table.written(raw.name)
+            self.wrong.add(known.name)
             message = f"{raw.value}: {error}" if raw.value is not None else str(error)
             self.problems.append(Problem(file=self.file, line=raw.line, path=name, message=message))
             return
@@ -191,7 +193,10 @@ class Draft:
         self.account.assumed.append(Entry("script", line, "a condition or loop that is not followed: taken as false"))
 
     def problem(self, name: str, message: str) -> None:
-        """Something that must be put right: at a field of the file, or (with dashes) an option."""
+        """Something that must be put right: at a field of the file, or (with dashes) an option. What is wrong with the
+        value itself is told already."""
+        if name in self.wrong:
+            return
         source = self.given.get(name)
         path = self.table.written(name) if name in self.table.fields else name
         self.problems.append(Problem(file=self.file, line=source.line if source else None, path=path, message=message))
@@ -203,7 +208,7 @@ class Draft:
             if line.kind == "effect":
                 self._effect(name, source)
             elif line.to is not None and name not in self.told and (value := self.get(name)) is not None:
-                self.put(line.to, line.values[value] if line.values else value, name)
+                self.put(line.to, value, name)
 
     def _effect(self, name: str, source: Given) -> None:
         line = source.field
@@ -212,10 +217,11 @@ class Draft:
         value = list(source.value) if isinstance(source.value, tuple) else source.value
         if value == line.default or value in line.off:
             self.use(name, "says what holds without it")
-        elif line.to is not None and is_field(line.to) and value is not UNKNOWN:
-            self.trials[self.table.written(name)] = (tuple(line.to.split(".")), source)
-            self._write(tuple(line.to.split(".")), line.values[value] if line.values else value, [name])
-            self.told.add(name)
+        elif line.to is not None and is_field(line.to) and (line.values is None or source.value in line.values):
+            if (value := self.get(name)) is not None:
+                self.trials[self.table.written(name)] = (tuple(line.to.split(".")), source)
+                self._write(tuple(line.to.split(".")), line.values[value] if line.values else value, [name])
+                self.told.add(name)
         else:
             missing = f" (scenarios have no {line.to})" if line.to and not is_field(line.to) else ""
             self.cannot(name, line.says + missing)
@@ -236,26 +242,24 @@ class Draft:
         data = merged(self.document, self.overrides).data
         for path in self.options.said():
             self.comments[path[0]] = path[1]
-        by_line = lambda entry: (entry.line or 0, entry.name)  # noqa: E731 (one use)
         for entries in (self.account.used, self.account.ignored, self.account.not_expressible, self.account.unknown):
-            entries.sort(key=by_line)
+            entries.sort(key=_place)
         return Imported(self.table.tool, self.file, data, self.comments, self.account, scenario)
 
     def _resolved(self, name: str) -> Scenario:
-        """Resolve; what a field on trial cannot say is taken out again."""
+        """Resolve; what a field on trial cannot say beside the others is taken out again."""
         while True:
             document = merged(self.document, self.overrides)
             try:
                 return resolve(document, name, None)
             except ScenarioError as error:
-                refused = [problem for problem in error.problems if problem.path in self.trials]
-                if not refused:
+                if not self.trials:
                     raise ImportProblems(error.problems) from None
-            for problem in refused:
-                if problem.path in self.trials:
-                    parts, source = self.trials.pop(problem.path)
-                    self._remove(parts)
-                    self.cannot(source.field.name, f"{source.field.says} ({problem.text})")
+                blamed = next((problem for problem in error.problems if problem.path in self.trials), error.problems[0])
+                written = blamed.path if blamed.path in self.trials else next(reversed(self.trials))
+                parts, source = self.trials.pop(written)
+                self._remove(parts)
+                self.cannot(source.field.name, f"{source.field.says} ({blamed.text})")
 
     def _remove(self, parts: tuple[str, ...]) -> None:
         for length in range(len(parts), 0, -1):
@@ -263,6 +267,10 @@ class Draft:
             if length == len(parts) or place[parts[length - 1]] == {}:
                 place.pop(parts[length - 1], None)
                 self.document.origins.pop(parts[:length], None)
+
+
+def _place(entry: Entry) -> tuple[int, str]:
+    return entry.line or 0, entry.name
 
 
 def _shown(value: Any) -> str:

@@ -116,7 +116,7 @@ def _put_layer_choices(draft: Draft, family: Family) -> None:
     choose(draft, "bias", biased, "disable-bias-linear", what="biases" if biased else "layers without biases")
     if draft.has("add-qkv-bias"):
         choose(draft, "qkv_bias", True, "add-qkv-bias", what="biases of q, k and v")
-    if draft.has("qk-layernorm"):
+    if draft.has("qk-layernorm") and not draft.has("multi-latent-attention"):
         choose(draft, "qk_norm", True, "qk-layernorm", what="norms of q and k")
     hidden, attention = draft.get("hidden-dropout"), draft.get("attention-dropout")
     if hidden != attention:

@@ -91,3 +91,5 @@ def _put_latent(draft: Draft) -> None:
     draft.put(path + "rope_head_dim", draft.get("qk-pos-emb-head-dim"), "qk-pos-emb-head-dim")
     draft.put(path + "value_head_dim", draft.get("v-head-dim"), "v-head-dim")
     draft.put("model.head_dim", draft.get("qk-head-dim"), "qk-head-dim")
+    draft.use("kv-channels", "not used: --qk-head-dim says the width of a head")
+    draft.use("qk-layernorm", "the norms of compressed queries, keys and values")

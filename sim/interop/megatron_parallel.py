@@ -212,14 +212,17 @@ def _layout(draft: Draft, text: str) -> list[int]:
 
 def put_recomputation(draft: Draft, degrees: Degrees) -> None:
     """The sections `checkpoint` and `offload`. Megatron's checkpoint is a reentrant one."""
-    if draft.has("checkpoint-activations"):
-        draft.problem("checkpoint-activations", "is no longer valid in Megatron: use --recompute-granularity full")
     granularity = draft.get("recompute-granularity")
     names = ["recompute-granularity"]
     if draft.has("recompute-activations"):
         granularity, names = "selective", ["recompute-activations"]
         draft.use("recompute-granularity", "not used: --recompute-activations counts")
-    if granularity == "full":
+    if draft.has("checkpoint-activations") and granularity is None:
+        draft.put(
+            "checkpoint.segment", draft.get("checkpoint-num-layers"), "checkpoint-activations", "checkpoint-num-layers"
+        )
+        draft.put("checkpoint.reentrant", True, note="Megatron's checkpoint is reentrant")
+    elif granularity == "full":
         _put_full(draft, degrees)
     elif granularity == "selective":
         _put_selective(draft, names)

@@ -15,7 +15,8 @@ from sim.scenario.problems import Problem
 
 SETTINGS = (".yaml", ".yml", ".json")
 ARGUMENT = re.compile(r"--[A-Za-z][\w.-]*")
-SLURM = {"nodes": "nnodes", "N": "nnodes", "gpus-per-node": "nproc-per-node", "ntasks-per-node": "nproc-per-node"}
+SLURM = ((("nodes", "N"), "nnodes"), (("gpus-per-node", "gres", "ntasks-per-node"), "nproc-per-node"))
+"""Options of #SBATCH lines, the most telling first ("gres=gpu:8"), and what they mean."""
 KEY_ARGUMENTS = ("num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel-size", "seq-length")
 
 
@@ -34,8 +35,15 @@ def read_arguments(
         lines = ", ".join(str(command[0].line) for command in commands)
         message = f"{len(commands)} training commands are found (lines {lines}): leave one"
         return [], [Problem(file=str(path), message=message)], []
-    raws = [Raw(SLURM[name], value.text, value.line) for name, value in script.slurm.items() if name in SLURM]
-    return [*raws, *_arguments(commands[0], table)], [], script.undecided
+    return [*_allocated(script), *_arguments(commands[0], table)], [], script.undecided
+
+
+def _allocated(script: Script) -> Iterator[Raw]:
+    """Nodes and GPUs of #SBATCH lines; what the launcher says later counts. Tasks are GPUs only where no GPUs are named."""
+    for names, meant in SLURM:
+        if (name := next((name for name in names if name in script.slurm), None)) is not None:
+            value = script.slurm[name]
+            yield Raw(meant, value.text.rpartition(":")[2], value.line)
 
 
 def _training_commands(script: Script, table: Table) -> list[list[Text]]:

@@ -36,7 +36,7 @@ def build_model(
         return (MegatronBert if config.family == "bert" else MegatronGpt)(config, *parts)
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")
-    if context is not None and context.degree > 1:
+    if context is not None and context.degree > 1 and config.implementation != "torchtitan":
         raise ValueError(f"{config.implementation} is not written for context parallelism")
     known: dict[tuple[str, str], type[LanguageModel]] = {
         ("llama", "torchtitan"): TitanLlama,

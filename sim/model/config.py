@@ -67,6 +67,8 @@ class ModelConfig:
     unfused: attention written out op by op, as Megatron without fused attention and transformers' "eager"."""
     bias_gelu_fusion: bool = False
     """Megatron: gelu(x + bias) in one kernel."""
+    swiglu_fusion: bool = False
+    """Megatron: silu(gate) * value in one kernel, which keeps their common input alone."""
     bias_dropout_fusion: bool = False
     """Megatron: residual + dropout(x + bias) in one kernel."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] = "loss_upcast"

@@ -77,6 +77,7 @@ DEFAULTS: dict[tuple[Family, Implementation], Fields] = {
 _COMMON: dict[str, tuple[Any, ...]] = {
     "qk_norm": (False,),
     "bias_gelu_fusion": (False,),
+    "swiglu_fusion": (False,),
     "bias_dropout_fusion": (False,),
     "logits": ("keep_dtype",),
     "loss_chunks": (1,),

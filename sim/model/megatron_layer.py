@@ -107,10 +107,16 @@ class Gelu(Module):
 
 
 class SwiGlu(Module):
-    """[S, B, 2 F/t], gate and value, to [S, B, F/t] in one kernel."""
+    """[S, B, 2 F/t], gate and value, to [S, B, F/t]: in one kernel, or written out."""
+
+    def __init__(self, fused: bool) -> None:
+        self.fused = fused
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.swiglu(x)
+        if self.fused:
+            return F.swiglu(x)
+        gate, value = x.split(x.shape[-1] // 2)
+        return F.silu(gate) * value
 
 
 class Mlp(Module):
@@ -120,7 +126,7 @@ class Mlp(Module):
         h, ffn, gated = config.hidden, ffn_hidden or config.ffn_hidden, config.activation == "silu"
         self.config = config
         self.linear_fc1 = ColumnParallelLinear(h, 2 * ffn if gated else ffn, parallel, config.bias, skip_bias_add=True)
-        self.activation_func: Module = SwiGlu() if gated else Gelu()
+        self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else Gelu()
         self.linear_fc2 = RowParallelLinear(ffn, h, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def block_operators(model: ModelConfig, compute: str) -> frozenset[str]:
     found = {"aten.clone", "aten._to_copy"} | products(model) | NORMS[model.norm] | ROPES[model.rope]
     dropout = {"aten.native_dropout"} if model.dropout else set[str]()
     fused = model.family == "llama" and model.implementation == "megatron"
-    if not fused and not (model.bias_gelu_fusion and model.bias):
+    if not model.swiglu_fusion and not (model.bias_gelu_fusion and model.bias):
         found |= ACTIVATIONS[model.activation]
     if not model.bias_dropout_fusion:
         found |= {"aten.add"} | dropout

@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.program.program import OWNER_LABELS, Ints, Owner
 from sim.program.world import Floats
-from sim.report.picture import COMMUNICATION, COPY_IN, STALL, Picture
+from sim.report.picture import COMMUNICATION, COPY_IN, LANE_NAMES, STALL, Picture
 from sim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -191,7 +191,11 @@ def draw_lanes(axes: Axes, picture: Picture) -> None:
             bars = [(start, end - start) for start, end, _ in times_ms.tolist()]
             colours = [to_rgba(WORK_COLOURS[kind], max(share, FAINTEST)) for share in times_ms[:, 2].tolist()]
             axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colours, linewidth=0, antialiased=False)
-    axes.set_yticks(range(len(picture.lanes)), [lane.name for lane in picture.lanes], fontsize=8.5)
+    names = [lane.name for lane in picture.lanes]
+    if picture.copy_over_compute is not None:
+        ratio = f"to host\n{picture.copy_over_compute:.1f} x forward"
+        names = [ratio if name == LANE_NAMES["device_to_host"] else name for name in names]
+    axes.set_yticks(range(len(names)), names, fontsize=8.5)
     axes.set_ylim(max(len(picture.lanes), 2) - 0.5, -0.5)
     axes.set_xlim(0, picture.step_ms)
     axes.tick_params(axis="y", length=0)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from rich.text import Text
 
 from sim.program.program import OWNER_LABELS, Owner
-from sim.report.summary import OffloadSummary, StrategySummary
+from sim.report.offload_summary import OffloadSummary
+from sim.report.summary import StrategySummary
 from sim.report.tables import Cell, Column
 from sim.report.words import NOTHING, duration_of
 from sim.units import format_bytes
@@ -57,12 +58,22 @@ def offload_explanation(s: StrategySummary, bad: str) -> Text:
     if offload is None:
         return text
     text.append(_hidden_or_waits(offload, s.step_time_s))
+    if offload.copy_over_compute:
+        text.append(_of_layers(offload.copy_over_compute))
     if s.peak.owners.get(OWNER_LABELS[Owner.RECOMPUTED], 0):
         text.append(" This peak sits in a recomputation: offloading what its layer keeps does not lower it.")
     if not offload.fits_host:
         needed, there = format_bytes(offload.node_host_bytes), format_bytes(offload.host_memory_bytes)
         text.append(f" Host memory: {needed} per node is needed, {there} are there.", style=bad)
     return text
+
+
+def _of_layers(ratios: dict[str, float]) -> str:
+    """How long what a layer saves takes to leave, beside its own forward."""
+    least, most = min(ratios.values()), max(ratios.values())
+    range_of = f"{least:.2f}" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {most:.2f}"
+    layers = f"{len(ratios)} layers" if len(ratios) > 1 else next(iter(ratios))
+    return f" What {layers} save{'s' * (len(ratios) == 1)} takes {range_of} times the forward of a layer to leave."
 
 
 def _hidden_or_waits(offload: OffloadSummary, step_s: float | None) -> str:

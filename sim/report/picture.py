@@ -37,7 +37,7 @@ class Lane:
     work: dict[str, Floats]
 
 
-PLAIN_FIELDS = ("name", "fits", "step_ms", "capacity_bytes", "peak_ms", "peak_bytes", "peak_place")
+PLAIN_FIELDS = ("name", "fits", "step_ms", "capacity_bytes", "peak_ms", "peak_bytes", "peak_place", "copy_over_compute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ class Picture:
     peak_ms: float
     peak_bytes: int
     peak_place: str
+    copy_over_compute: float | None
+    """The longest that what a layer saves takes to leave, over the layer's forward; None where nothing leaves so."""
     host: tuple[Floats, Ints] | None
     """Bytes that the rank has in host memory, and when from; None where it is not known."""
     lanes: tuple[Lane, ...]
@@ -108,7 +110,7 @@ def picture_of(outcome: Outcome, ranks: Sequence[Lanes]) -> Picture:
     times_ms = np.maximum((memory_clock(memory, lanes).device_ns[first:last] - begin_ns) * 1e-6, 0.0)
     kept = thinned(times_ms, memory.active_bytes[first:last])
     events = np.concatenate(([max(first - 1, 0)], first + kept))
-    peak = outcome.peak
+    peak, copies = outcome.peak, outcome.copies
     return Picture(
         name=outcome.name,
         fits=outcome.fits,
@@ -120,6 +122,7 @@ def picture_of(outcome: Outcome, ranks: Sequence[Lanes]) -> Picture:
         peak_ms=float(times_ms[peak.event - first]),
         peak_bytes=peak.bytes,
         peak_place=f"{place(peak.phase.name.lower(), peak.path)} ({short_op(peak.operator, peak.phase.name.lower())})",
+        copy_over_compute=max((layer.over_compute for layer in copies.layers), default=None) if copies else None,
         host=_host_curve(lanes, begin_ns, end_ns),
         lanes=(
             _stages(outcome, ranks, begin_ns, end_ns)

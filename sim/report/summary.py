@@ -18,6 +18,7 @@ from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.evidence import Evidence, evidence
 from sim.report.levers import Lever, find_lever
 from sim.report.notes import between, notes
+from sim.report.offload_summary import OffloadSummary, summarize_offload
 from sim.report.parameter_bytes import bytes_per_parameter
 from sim.scenario.setup import Scenario, Setup
 from sim.timeline.clock import step_windows
@@ -55,24 +56,6 @@ class RecomputeOverhead:
 
     of_forward: float
     of_step: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadSummary:
-    """What moves between a GPU and its host in the steady step, and the host memory that it takes; times are null where
-    the run did not get so far."""
-
-    device_to_host_bytes: int | None
-    host_to_device_bytes: int | None
-    device_to_host_bytes_per_s: float | None
-    host_to_device_bytes_per_s: float | None
-    exposed_copies_s: float | None
-    waits_for_leaving_s: float | None
-    waits_for_fetched_s: float | None
-    host_bytes: int
-    node_host_bytes: int
-    host_memory_bytes: int
-    fits_host: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +233,7 @@ def summarize(outcome: Outcome, largest_micro_batch: int | None = None) -> Strat
         worst_stage=outcome.worst.name if setup.pipeline is not None else None,
         bubble_fraction=outcome.bubble_fraction,
         stages=_stages(outcome),
-        offload=_offload(outcome),
+        offload=summarize_offload(outcome),
         labels=evidence(setup),
         fingerprint=fingerprint(setup),
     )
@@ -298,25 +281,6 @@ def _first_step(outcome: Outcome) -> FirstStep:
         peak_active_bytes=first.active_bytes,
         peak_reserved_bytes=first.reserved_bytes,
         peak_device_bytes=first.device_bytes,
-    )
-
-
-def _offload(outcome: Outcome) -> OffloadSummary | None:
-    copies = outcome.copies
-    if not outcome.host_peak_bytes and copies is None:
-        return None
-    return OffloadSummary(
-        device_to_host_bytes=copies.out_bytes if copies else None,
-        host_to_device_bytes=copies.back_bytes if copies else None,
-        device_to_host_bytes_per_s=copies.out_bytes_per_s if copies else None,
-        host_to_device_bytes_per_s=copies.back_bytes_per_s if copies else None,
-        exposed_copies_s=copies.exposed_ns * 1e-9 if copies else None,
-        waits_for_leaving_s=copies.out_wait_ns * 1e-9 if copies else None,
-        waits_for_fetched_s=copies.back_wait_ns * 1e-9 if copies else None,
-        host_bytes=outcome.host_peak_bytes,
-        node_host_bytes=outcome.node_host_bytes,
-        host_memory_bytes=outcome.setup.cluster.host_memory_bytes,
-        fits_host=outcome.fits_host,
     )
 
 

@@ -5,6 +5,9 @@ compute stream has waited for the copy, which happens when `in_flight` later ten
 enters a layer, that layer's tensors and those of the next `look_ahead` layers are fetched on the host-to-device stream;
 they are freed there once the compute stream has used them. A tensor whose copy is still in flight when backward asks
 for it is taken as it is. Parameters, views of them and buffers stay on the device.
+
+Or both ways bytes are freed by record_stream: those that leave as soon as the copy is issued, those that are back with
+their last use. Nothing waits then, and the allocator keeps the bytes until it has seen the other stream pass.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ class _Leaving:
 
     __slots__ = ("event", "fetched", "on_device", "on_host", "uses")
 
-    def __init__(self, on_device: Tensor, on_host: OnHost, event: int) -> None:
-        self.on_device: Tensor | None = on_device  # until the copy has been waited for
+    def __init__(self, on_device: Tensor | None, on_host: OnHost, event: int) -> None:
+        self.on_device = on_device  # until the copy has been waited for
         self.on_host: OnHost | None = on_host
         self.event = event  # of the last copy
         self.fetched: Tensor | None = None
@@ -85,6 +88,7 @@ class Streams:
         self.memory = HostMemory(tape.recorder, offload.pinned, offload.pinned_pool)
         self.look_ahead = offload.look_ahead
         self.in_flight = offload.in_flight
+        self.records_streams = offload.release == "record_stream"
         self.above_bytes = offload.above_bytes
         self.leaving: deque[_Leaving] = deque()
         self.last: LayerHook | None = None
@@ -130,7 +134,11 @@ class LayerHook:
         on_host = OnHost(memory, block, tensor.shape, tensor.dtype, None, owner)
         recorder.stream_waits_stream(DEVICE_TO_HOST, COMPUTE)
         recorder.copy(HostCopy("device_to_host", tensor.bytes), DEVICE_TO_HOST)
-        leaving = _Leaving(tensor.detach(), on_host, recorder.record(DEVICE_TO_HOST))
+        event = recorder.record(DEVICE_TO_HOST)
+        if streams.records_streams:
+            tensor.storage.used_by(DEVICE_TO_HOST)
+            return _Leaving(None, on_host, event)
+        leaving = _Leaving(tensor.detach(), on_host, event)
         streams.leaving.append(leaving)
         return leaving
 
@@ -154,7 +162,8 @@ class LayerHook:
         assert away is not None
         recorder.wait(HOST_TO_DEVICE, leaving.event)
         size_bytes = prod(away.shape) * ITEM_BYTES[away.dtype]
-        leaving.fetched = Tensor(_Fetched(recorder, size_bytes, HOST_TO_DEVICE, away.owner), away.shape, away.dtype)
+        kind = Storage if self.streams.records_streams else _Fetched
+        leaving.fetched = Tensor(kind(recorder, size_bytes, HOST_TO_DEVICE, away.owner), away.shape, away.dtype)
         recorder.copy(HostCopy("host_to_device", size_bytes), HOST_TO_DEVICE)
         leaving.event = recorder.record(HOST_TO_DEVICE)
         leaving.on_host = None
@@ -170,5 +179,7 @@ class LayerHook:
             held = leaving.fetched
             self.streams.tape.recorder.wait(COMPUTE, leaving.event)
         assert held is not None
+        if self.streams.records_streams:
+            held.storage.used_by(COMPUTE)
         tensor = Tensor(held.storage, packed.shape, packed.dtype, packed.strides)
         return tensor

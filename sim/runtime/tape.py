@@ -26,6 +26,7 @@ from sim.runtime.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
     from sim.model.module import Module
+    from sim.model.shard.context import ContextParallel
     from sim.runtime.main_gradients import MainGradients
     from sim.runtime.ops.base import Op
     from sim.runtime.selective import Selective
@@ -83,6 +84,8 @@ class Tape:
         """Of a pipeline: the one that runs forward now."""
         self.recomputes = True
         """Do checkpointed regions recompute? A pipeline stage may keep some micro-batches whole."""
+        self.context: ContextParallel | None = None
+        """Ranks that share sequences in torch's context_parallel, which takes scaled_dot_product_attention over."""
         self.splits: str | None = None
         """Which part of a split backward runs: "input" or "weight"."""
 

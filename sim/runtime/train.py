@@ -19,6 +19,7 @@ from sim.model.quantized import Nf4Weight
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.host_adamw import HostAdamW
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients, Replicas
 from sim.runtime.main_optimizer import MainOptimizer
@@ -33,6 +34,7 @@ from sim.runtime.sharding.families import make_family
 from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
+from sim.runtime.torch_context import TorchContext
 from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
@@ -100,6 +102,8 @@ class TrainingRun:
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
+        cuts = setup.context.degree > 1 and self.config.implementation == "torchtitan"
+        self.context = TorchContext(self.tape, setup.context) if cuts else None
         self.family = make_family(self.tape, setup)
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
@@ -151,6 +155,8 @@ class TrainingRun:
             units = [unit for communication in self.communications for unit in communication.units]
             shards = [p for unit in units for p in unit.group.parameters if p.slot.requires_grad]
             self.optimizer = CpuAdamW(self.tape, shards, self.setup.precision.parameters, setup.variant, self.host)
+        elif setup.offload is not None:
+            self.optimizer = HostAdamW(self.tape, self.parameters, setup)
         elif setup.in_backward:
             self.in_backward = InBackward(self.tape, self.parameters, setup)
         elif self.family is not None:
@@ -217,7 +223,7 @@ class TrainingRun:
                 model.make_rope(self.setup.local_tokens)
 
     def _place_rope(self, model: TitanLlama) -> None:
-        config, seq_len = self.config, self.setup.local_tokens
+        config, seq_len = self.config, self.setup.batch.seq_len
         placeholder = None
         if not self._on_host:
             if config.rope == "complex":
@@ -242,12 +248,16 @@ class TrainingRun:
             if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
             self._set_gradient_sync(micro_batch == accumulation - 1)
+            if self.context is not None:
+                self.context.enter(self)
             self._forward()
             mark(f"s{number}.fwd{micro_batch}")
             assert self.loss is not None
             if self.trains:
                 self.tape.backward(self.loss)
                 mark(f"s{number}.bwd{micro_batch}")
+            if self.context is not None:
+                self.context.leave(self)
             self.logits = None
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
@@ -311,7 +321,8 @@ class TrainingRun:
     def _load_data(self, micro_batches: int = 1) -> None:
         """New token and target ids; the previous ones die as the names are rebound."""
         sequences, target_len = micro_batches * self.setup.batch.micro_batch, self.setup.batch.target_len
-        tokens, targets = self.model.inputs(sequences, self.setup.local_tokens, target_len)
+        length = self.setup.local_tokens if self.context is None else self.setup.batch.seq_len
+        tokens, targets = self.model.inputs(sequences, length, target_len)
         with self.tape.phase(Phase.DATA, Owner.OTHER):
             self.recorder.host("data")
             self.tokens = self.tape.empty(*tokens)
@@ -377,5 +388,6 @@ def _tensors(slots: Iterable[Parameter]) -> list[Tensor]:
 
 def stampable(setup: Setup) -> bool:
     """A stamped layer's bytes are freed by its backward, which touches gradients alone; families know no layers."""
-    steps_inside = setup.optimizer is not None and setup.optimizer.in_backward
+    optimizer = setup.optimizer
+    steps_inside = optimizer is not None and (optimizer.in_backward or optimizer.offload is not None)
     return setup.mode != "eval" and not steps_inside and setup.family is None

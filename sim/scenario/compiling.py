@@ -56,9 +56,9 @@ def check_compile(
         if choice is not None and (choice.inside or choice.discard or choice.reentrant):
             document.problem(("checkpoint", "layers"), "with compile, a layer is checkpointed as a whole", show=False)
             break
-    for name in ("fsdp1", "zero"):
+    for name in ("fsdp1", "zero", "context"):
         if getattr(parallel, name) is not None:
-            message = "is modelled in eager mode only: with compile use fsdp"
+            message = "is modelled in eager mode only"
             document.problem(("parallel", name), message, show=False)
     if parallel.fsdp is not None and parallel.fsdp.wrap != "fsdp(checkpoint)":
         document.problem(("parallel", "fsdp", "wrap"), "with compile, FSDP is outside: its hooks are not compiled")

@@ -114,8 +114,8 @@ def check_optimizer(
     path = ("optimizer",)
     fsdp = parallel.fsdp if parallel is not None else None
     if parallel is not None and fsdp is None and (parallel.tensor is not None or parallel.data is not None):
-        for name in ("name", "in_backward", "master_weights"):
-            if getattr(optimizer, name) not in ("adamw", False):
+        for name in ("name", "in_backward", "master_weights", "offload"):
+            if getattr(optimizer, name) not in ("adamw", False, None):
                 document.problem(
                     (*path, name), "Megatron's loop (tensor, data) has an Adam with main weights of its own"
                 )
@@ -128,6 +128,7 @@ def check_optimizer(
         document.problem((*path, "master_weights"), "are modelled on one GPU only: under fsdp use parameters: fp32")
     elif optimizer.master_weights and precision is not None and precision.parameters == "fp32":
         document.problem((*path, "master_weights"), "are for 16-bit parameters: precision.parameters is fp32")
+    _check_host_step(document, optimizer, batch, parallel)
     if not optimizer.in_backward:
         return
     if optimizer.clip_norm is not None:
@@ -136,6 +137,29 @@ def check_optimizer(
         document.problem((*path, "in_backward"), "each backward steps: batch.accumulation must be 1", show=False)
     if fsdp is not None:
         document.problem((*path, "in_backward"), "is modelled on one GPU only, not under fsdp", show=False)
+
+
+def _check_host_step(
+    document: Document, optimizer: OptimizerSection, batch: BatchSection | None, parallel: ParallelSection | None
+) -> None:
+    """An optimizer on the CPU beside parameters on the GPU: AdamW, on one GPU, with gradients that leave unclipped."""
+    if optimizer.offload is None:
+        return
+    path = ("optimizer", "offload")
+    for name, usual in (("name", "adamw"), ("master_weights", False), ("in_backward", False)):
+        if getattr(optimizer, name) != usual:
+            document.problem(path, f"is modelled for adamw alone, not with optimizer.{name}")
+    if optimizer.clip_norm is not None:
+        document.problem(
+            ("optimizer", "clip_norm"), "gradients leave before their norm is known (optimizer.offload): null"
+        )
+    if optimizer.offload == "gradients" and batch is not None and batch.accumulation > 1:
+        document.problem(
+            path, "a gradient that has left cannot be added to: batch.accumulation must be 1, or use states"
+        )
+    if parallel is not None and parallel != ParallelSection():
+        other = "parallel.fsdp.cpu_offload" if parallel.fsdp is not None else "parallel"
+        document.problem(path, f"is modelled on one GPU only, not with {other}")
 
 
 def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | None, model: AnyModel | None) -> None:

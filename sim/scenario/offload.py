@@ -40,6 +40,10 @@ class OffloadSection(Section):
     in_flight: Count | None = None
     """With side streams: tensors that may leave at a time; a further one makes compute wait for the oldest.
     Default: 5."""
+    release: Literal["events", "record_stream"] | None = None
+    """With side streams: how bytes that have left are freed. events: once compute has waited for the copy, so that
+    `in_flight` bounds what is on its way; record_stream: at once, and the allocator gives them away when it has seen the
+    copy end, without a bound. Default: events."""
     above: Bytes | None = None
     """With side streams: smaller tensors stay on the device, e.g. 1 MiB. Default: 1 KiB; 1 MiB for stage_activations."""
 
@@ -76,7 +80,7 @@ def _check_stages(document: Document, offload: OffloadSection, model: ModelConfi
         document.problem(("offload", "what"), f"is not modelled with backwards that are split, as {schedule}'s")
     if model.implementation != "megatron":
         document.problem(("offload", "what"), f"is written for Megatron's stages, not for {model.implementation}'s")
-    for name in ("layers", "look_ahead", "in_flight"):
+    for name in ("layers", "look_ahead", "in_flight", "release"):
         if getattr(offload, name) is not None:
             document.problem(("offload", name), "bundles of stages leave and come back by the pipeline's order")
 
@@ -91,9 +95,11 @@ def _check_offload_streams(document: Document, offload: OffloadSection) -> None:
         document.problem(("offload", "pinned"), "pageable copies hold up the host: side streams need pinned memory")
     if not offload.pinned and offload.pinned_pool and "pinned_pool" in offload.model_fields_set:
         document.problem(("offload", "pinned_pool"), "there is no pinned memory to keep: pinned is false")
-    for name in ("look_ahead", "in_flight", "above"):
+    for name in ("look_ahead", "in_flight", "above", "release"):
         if getattr(offload, name) is not None and not side:
             document.problem(("offload", name), "needs streams: side")
+    if offload.release == "record_stream" and offload.in_flight is not None:
+        document.problem(("offload", "in_flight"), "nothing waits for copies with release: record_stream")
 
 
 def offload_streams(offload: OffloadSection) -> Literal["compute", "side"]:
@@ -119,6 +125,7 @@ def resolve_offload(section: OffloadSection | None, layers: int) -> Offload | No
         streams=offload_streams(section),
         look_ahead=1 if section.look_ahead is None else section.look_ahead,
         in_flight=section.in_flight or 5,
+        release=section.release or "events",
         above_bytes=section.above if section.above is not None else kept_below,
         share=section.share or 1.0,
     )

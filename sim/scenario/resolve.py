@@ -135,9 +135,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
         check_megatron_parallel(document, parallel, model, batch)
-        if parallel.context:
-            tensor = (parallel.tensor.degree, parallel.tensor.sequence_parallel) if parallel.tensor else (1, False)
-            check_context(document, parallel.context, model, batch.seq_len if batch else None, tensor)
+        seq_len = batch.seq_len if batch else None
+        check_context(document, parallel, model, seq_len, precision.compute if precision else "bf16")
         if model:
             check_experts(document, parallel, model)
         check_families(document, parallel, model, sections)
@@ -193,7 +192,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         gemm_efficiency=sections.get("gemm_efficiency"),
         attention_kernel=sections.get("attention_kernel"),
         tensor=TensorParallel(**parallel.tensor.model_dump()) if parallel.tensor else TensorParallel(),
-        context=resolve_context(parallel.context),
+        context=resolve_context(parallel.context, model),
         expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),

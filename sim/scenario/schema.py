@@ -127,6 +127,8 @@ class ModelSection(EncoderFields):
     Megatron's own and transformers' "eager"."""
     bias_gelu_fusion: bool | None = None
     """megatron: gelu(x + bias) in one kernel. Default: true there."""
+    swiglu_fusion: bool | None = None
+    """megatron, Llama-like models: silu(gate) * value in one kernel. Default: true there."""
     bias_dropout_fusion: bool | None = None
     """megatron: residual + dropout(x + bias) in one kernel. Default: true there."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
@@ -274,7 +276,7 @@ class ParallelSection(Section):
     data: DataSection | None = None
     """Data parallelism with Megatron's training loop, for implementation megatron. Default: null."""
     context: ContextSection | None = None
-    """Context parallelism, for implementation megatron. Default: null."""
+    """Context parallelism, for implementations megatron and torchtitan. Default: null."""
     expert: ExpertParallelSection | None = None
     """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None
@@ -311,6 +313,10 @@ class OptimizerSection(Section):
     in_backward: bool = False
     """Step each parameter inside backward, as soon as its gradient is there, and free the gradient: there is never more
     than a few parameters' gradients. Needs `clip_norm: null` and one micro-batch per step. Default: false."""
+    offload: Literal["states", "gradients"] | None = None
+    """AdamW steps copies of the parameters on the CPU, gradients leave during backward, parameters come back after their
+    step (torchao's CPUOffloadOptimizer). states: moments are in host memory; gradients: each gradient is also freed as
+    soon as it has left. Needs `clip_norm: null`. Default: null, everything is on the GPU."""
     clip_norm: PositiveNumber | None = 1.0
     """Largest gradient norm; null: no clipping. Default: 1.0."""
     zero_grad: Literal["start", "end"] = "end"
@@ -373,7 +379,8 @@ class ScenarioFile(Section):
     """Offload of every strategy that does not say otherwise. Default: null, none."""
     allocator: str = ""
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True". Default: PyTorch's defaults. off: tensors' bytes
-    are counted without an allocator, for very large runs; reserved bytes are then taken as allocated ones (assumed)."""
+    are counted without an allocator, for very large runs; reserved bytes are then taken as allocated ones (assumed),
+    and the second step is mostly the steady one."""
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
     """Name of the cost profile. Default: the one of the GPU."""

@@ -56,6 +56,8 @@ class Optimizer:
     master_weights: bool = False
     """fp32 copies of 16-bit parameters are what is stepped (Megatron, apex O2)."""
     in_backward: bool = False
+    offload: Literal["states", "gradients"] | None = None
+    """What of it is in host memory, where the CPU steps (torchao's CPUOffloadOptimizer)."""
     clip_norm: float | None = 1.0
     zero_grad: Literal["start", "end"] = "end"
 
@@ -117,8 +119,9 @@ class Offload:
     "stage_activations" those of a micro-batch in a pipeline stage as one bundle, of whose bytes a `share` leaves.
     `layers`: which (None: the whole forward, loss and all). `streams`: copies run on the compute stream, as
     save_on_cpu's, or on side streams of their own. For side streams: `look_ahead` layers are fetched before backward
-    reaches them (0: each tensor when it is asked for), `in_flight` tensors leave at a time, tensors below `above_bytes`
-    stay. `pinned_pool`: pinned blocks are kept and used again, as PyTorch does; else every tensor is pinned anew.
+    reaches them (0: each tensor when it is asked for), tensors below `above_bytes` stay; with `release` "events"
+    `in_flight` tensors leave at a time, with "record_stream" as many as there are. `pinned_pool`: pinned blocks are kept
+    and used again, as PyTorch does; else every tensor is pinned anew.
     """
 
     what: Literal["saved_tensors", "checkpoint_inputs", "activations", "stage_activations"]
@@ -129,6 +132,7 @@ class Offload:
     streams: Literal["compute", "side"] = "compute"
     look_ahead: int = 1
     in_flight: int = 5
+    release: Literal["events", "record_stream"] = "events"
     above_bytes: int = 0
 
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from sim.program.kernels import CopyDirection
-from sim.program.program import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Program, Row
+from sim.program.program import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, PATH_MASK, PATH_SHIFT, Phase, Program, Row
 from sim.timeline.lanes import Bools, Lanes
 from sim.timeline.memory import step_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCopies:
+    """What one layer saves on its way to the host beside its forward, in the steady step."""
+
+    path: str
+    out_ns: float
+    forward_ns: float
+
+    @property
+    def over_compute(self) -> float:
+        """Time of the copies over that of the layer's forward kernels: above 1 they do not hide behind it."""
+        return self.out_ns / self.forward_ns if self.forward_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +42,8 @@ class Copies:
     exposed_ns: float
     out_wait_ns: float
     back_wait_ns: float
+    layers: tuple[LayerCopies, ...]
+    """Layers from which something leaves during forward."""
 
     @property
     def out_bytes_per_s(self) -> float:
@@ -60,7 +77,23 @@ def copies_of(lanes: Lanes) -> Copies | None:
         exposed_ns=lanes.exposed_ns(rows & (lanes.is_copy | lanes.computes)),
         out_wait_ns=_waits_ns(lanes, rows, DEVICE_TO_HOST),
         back_wait_ns=_waits_ns(lanes, rows, HOST_TO_DEVICE),
+        layers=_layers(lanes, rows & (lanes.phase == Phase.FORWARD)),
     )
+
+
+def _layers(lanes: Lanes, rows: Bools) -> tuple[LayerCopies, ...]:
+    """Copies and kernels of `rows` (a forward) by the layer in whose module they were issued."""
+    program = lanes.program
+    names = [match[0] if (match := re.match(r"layers\.\d+", path)) else "" for path in program.paths]
+    layers = [name for name in dict.fromkeys(names) if name]
+    numbers = {name: number for number, name in enumerate(layers)}
+    of_path = np.array([numbers.get(name, -1) for name in names], np.int64)
+    of_row = of_path[program.row_where >> PATH_SHIFT & PATH_MASK]
+    times = [
+        np.bincount(of_row[chosen], (lanes.end_ns - lanes.start_ns)[chosen], len(layers)).tolist()
+        for chosen in (rows & (of_row >= 0) & kind for kind in (_moving(lanes, rows, "device_to_host"), lanes.computes))
+    ]
+    return tuple(LayerCopies(name, out, forward) for name, out, forward in zip(layers, *times) if out)
 
 
 def _moving(lanes: Lanes, rows: Bools, direction: CopyDirection) -> Bools:

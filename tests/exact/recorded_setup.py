@@ -12,6 +12,7 @@ from sim.model.catalogue import IMPLEMENTATIONS
 from sim.model.config import Family, Implementation, Lora, ModelConfig
 from sim.model.encoders import ENCODERS, OWN_FIELDS
 from sim.model.experts import Experts
+from sim.model.shard.context import ContextKind, ContextParallel
 from sim.scenario.setup import (
     Batch,
     Checkpoint,
@@ -92,7 +93,14 @@ STRATEGIES: Any = {
 
 
 def _offload(meta: dict[str, Any]) -> Offload | None:
-    """save_on_cpu around the whole forward, or around every block's call."""
+    """save_on_cpu around the whole forward, or around every block's call; activations on side streams."""
+    if "streamed" in meta:
+        last = meta["L"] - (meta["streamed"] == "all_but_last")
+        ahead, smallest = meta.get("ahead", 1), 1024
+        return Offload(
+            what="activations", layers=tuple(range(last)), streams="side", look_ahead=ahead, above_bytes=smallest,
+            release=meta.get("release", "record_stream"),
+        )  # fmt: skip
     if meta["ac"] == "offload":
         return Offload(what="saved_tensors")
     if meta["ac"] == "full_offload" or meta.get("block_offload"):
@@ -113,6 +121,12 @@ def _llama(meta: dict[str, Any]) -> ModelConfig:
         frozen=_frozen(meta), loss_chunks=meta.get("chunks", 1), loss_chunking=meta.get("chunking", "backward"),
         lora=_lora(meta), input_gradients=meta.get("inputs_grad", False),
     )  # fmt: skip
+
+
+def _context(meta: dict[str, Any]) -> ContextParallel:
+    """torch's context_parallel around forward and backward; its ranks are among those of `world`."""
+    kind: ContextKind = "all-gather" if meta.get("rotate") == "all-gather" else "ring"
+    return ContextParallel(meta.get("cp", 1), kind)
 
 
 def _lora(meta: dict[str, Any]) -> Lora | None:
@@ -235,12 +249,13 @@ def _setup(
             momentum=meta.get("momentum", 0.0),
             master_weights=meta.get("master", False),
             in_backward=meta.get("in_backward", False),
+            offload=meta.get("host_step"),
             clip_norm=1.0 if meta.get("clip") else None,
             zero_grad=zero_grad,
         ),
         mode=meta.get("mode", "train"),
         checkpoint=checkpoint, fsdp=fsdp, allocator=meta["settings"], host=Host(), profile="h100-sxm", offload=offload,
-        **families,
+        context=_context(meta), **families,
     )  # fmt: skip
 
 

@@ -111,6 +111,17 @@ def test_llama_under_fsdp(implementation: str, sync: str, checkpoint: str) -> No
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+@pytest.mark.parametrize(
+    "checkpoint", ["null", "{every: 1}", "{save: [attention, every_second_matmul]}", "{segment: 2}"]
+)
+@pytest.mark.parametrize("kind", ["ring", "all-gather"])
+def test_llama_over_shared_sequences(kind: str, checkpoint: str) -> None:
+    parallel = f"{{context: {{degree: 4, kind: {kind}}}, fsdp: {{degree: 2}}}}"
+    text = LLAMA.replace("IMPLEMENTATION", "torchtitan").replace("{fsdp: {degree: 8}}", parallel)
+    setup = setup_of(text + f"checkpoint: {checkpoint}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 @pytest.mark.parametrize("checkpoint", ["none", "full", "every 2", "selective", "first 5"])
 @pytest.mark.parametrize("implementation", ["torchtitan", "transformers"])
 def test_compiled_llama_under_fsdp(implementation: str, checkpoint: str) -> None:

@@ -75,6 +75,17 @@ def test_thrown_away_norms_and_activations_are_not_saved() -> None:
     assert saved == kept - expected["statistics"]
 
 
+def test_written_out_silu_of_the_gate_is_one_more_tensor() -> None:
+    parallel = "{data: {degree: 4}, tensor: {degree: 2, sequence_parallel: true}}"
+    config = setup_of("llama-3.1-8b", 1, parallel).model
+    assert isinstance(config, ModelConfig)
+    expected = closed_form(config, 2, True)
+    saved = saved_per_layer("llama-3.1-8b, swiglu_fusion: false", parallel)
+    assert saved == sum(expected.values()) + expected["swiglu's result"]
+    discarded = saved_per_layer("llama-3.1-8b, swiglu_fusion: false", parallel, "checkpoint: {discard: activation}")
+    assert discarded == sum(expected.values()) - expected["swiglu's result"]
+
+
 def test_a_recomputed_layer_saves_its_input() -> None:
     parallel = "{data: {degree: 4}, tensor: {degree: 2, sequence_parallel: true}}"
     saved = saved_per_layer("llama-3.1-8b", parallel, "checkpoint: {reentrant: true}")

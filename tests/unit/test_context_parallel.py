@@ -155,7 +155,16 @@ def test_gpt_with_transformer_engines_attention_shares_sequences_too() -> None:
 @pytest.mark.parametrize(
     ("parallel", "old", "new", "path", "text"),
     [
-        ("{context: {degree: 8}}", "megatron", "torchtitan", "parallel.context", "implementation megatron only"),
+        ("{context: {degree: 8}}", "megatron", "transformers", "parallel.context", "megatron or torchtitan only"),
+        ("{context: {degree: 8}}", "megatron", "torchtitan", "parallel.context", "needs parallel.fsdp"),
+        (
+            "{context: {degree: 4}, pipeline: {degree: 2}, fsdp: {degree: 1}}", "megatron", "torchtitan",
+            "parallel.context", "with parallel.pipeline is written for implementation megatron only",
+        ),
+        (
+            "{context: {degree: 8}, fsdp: {degree: 1}}", "megatron}", "torchtitan}\nprecision: {compute: fp32}",
+            "parallel.context", "is written for flash attention",
+        ),
         ("{context: {degree: 8}}", "1024", "1000", "parallel.context.degree", "does not split into 2 x 8 equal parts"),
         (
             "{context: {degree: 2}, tensor: {degree: 4, sequence_parallel: true}}", "1024", "1028",
@@ -168,6 +177,8 @@ def test_gpt_with_transformer_engines_attention_shares_sequences_too() -> None:
 )  # fmt: skip
 def test_a_sharing_that_cannot_be_is_a_problem(parallel: str, old: str, new: str, path: str, text: str) -> None:
     scenario = TEXT.replace(old, new, 1) if old else TEXT
+    if "precision" in new:
+        scenario = scenario.replace("precision: {parameters: bf16, compute: bf16}\n", "")
     scenario = scenario.replace("PARALLEL", parallel).replace("PRESET", "llama-tiny").replace("NODES", "1")
     with pytest.raises(ScenarioError) as caught:
         load_text(scenario, "cp")
@@ -183,3 +194,35 @@ def test_experts_and_latent_attention_share_sequences_too(preset: str, kind: str
     assert setup.mesh.degree("edp") == 2
     program = record(setup, steps=1)
     assert len(attentions(program, Phase.FORWARD, 1)) == (4 if kind == "ring" else 2)
+
+
+@pytest.mark.parametrize("kind", [None, "all-gather", "ring"])
+def test_torchtitans_attention_gathers_or_passes_on_beside_its_first_step(kind: str | None) -> None:
+    """torch's default gathers once, asynchronously; gradients of keys and values go round in fp32 either way."""
+    n, how = 4, f", kind: {kind}" if kind else ""
+    text = TEXT.replace("PRESET", "llama-tiny, gqa: sdpa").replace("NODES", "1").replace("megatron", "torchtitan")
+    text = text.replace("parameters: bf16", "parameters: fp32")
+    parallel = f"{{context: {{degree: {n}{how}}}, fsdp: {{degree: 2}}}}"
+    setup = load_text(text.replace("PARALLEL", parallel), "cp").strategies[0]
+    assert setup.fsdp is not None
+    assert (setup.fsdp.degree, setup.data_parallel) == (8, 2)
+    program = record(setup, steps=1)
+    assert all(stream == CONTEXT for _, _, stream in all_sent(program, Phase.FORWARD, 1))
+    keys_and_values = 2 * 2 * (1024 // n) * 2 * KV_HEADS * D
+    forward = (
+        [("ring_exchange", keys_and_values)] * (n - 1) if kind == "ring" else [("all_gather", n * keys_and_values)]
+    )
+    assert [what[:2] for what in all_sent(program, Phase.FORWARD, 1)] == forward
+    back = [what[:2] for what in all_sent(program, Phase.BACKWARD, 1)]
+    assert back.count(("ring_exchange", 2 * keys_and_values)) == n
+    assert len(back) == n + len(forward)
+
+
+def all_sent(program: Program, phase: Phase, layer: int) -> list[tuple[str, int, int]]:
+    """(kind, bytes, stream) of what a layer exchanges over the context-parallel group."""
+    found = []
+    for row in np.flatnonzero(program.row_kind == Row.COLLECTIVE).tolist():
+        place, collective = program.where(int(program.row_where[row])), program.collectives[program.row_argument[row]]
+        if place[0] == phase and place[1].startswith(f"layers.{layer}.") and collective.group == "cp":
+            found.append((collective.kind, collective.bytes, int(program.row_stream[row])))
+    return found

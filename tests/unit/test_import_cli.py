@@ -15,7 +15,13 @@ from sim.api import load
 from tests.unit.imports import BASE, FOLDER
 from tests.unit.scenarios import ROOT, sim, write
 
-COMMANDS = re.findall(r"^    (python -m sim .*)$", (ROOT / "docs" / "import.md").read_text(encoding="utf-8"), re.M)
+PAGE = (ROOT / "docs" / "import.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^    (python -m sim .*)$", PAGE, re.M)
+WRONG_SCRIPT = """torchrun --nproc_per_node 8 pretrain_gpt.py \\
+    --num-layers 96 --hidden-size 12288 --num-attention-heads 96 \\
+    --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --bf16 \\
+    --tensor-model-parallel-size 3 --vocab-size 50k
+"""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -25,6 +31,12 @@ def test_a_command_of_the_page_works(command: str, tmp_path: Path) -> None:
     words = [sys.executable, *command.split()[1:]]
     result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
+
+
+def test_the_answer_to_a_wrong_script_is_the_one_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, WRONG_SCRIPT, "run.sh")
+    monkeypatch.chdir(tmp_path)
+    assert sim("import", "megatron", "run.sh").stderr == PAGE.split("```text\n")[1].split("```")[0]
 
 
 def test_the_scenario_goes_to_stdout_and_the_account_to_stderr(tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def test_defaults_are_megatrons(tmp_path: Path) -> None:
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 5", "checkpoint.first", 5),
         ("--recompute-granularity selective --recompute-modules mlp", "checkpoint.inside", ("mlp",)),
         ("--recompute-granularity selective --recompute-modules layernorm", "checkpoint.discard", ("norm",)),
+        ("--checkpoint-activations", "checkpoint.reentrant", True),
+        ("--checkpoint-activations --checkpoint-num-layers 4", "checkpoint.segment", 4),
         ("--cpu-offloading-num-layers 3", "offload.layers", (0, 1, 2)),
         (
             "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights",
@@ -163,7 +165,6 @@ def test_an_argument_becomes_a_field(arguments: str, path: str, value: object, t
         ("--recompute-granularity everything", ("everything: full or selective is expected",)),
         ("--fp16", ("both --bf16 and --fp16 are given",)),
         ("--seq-length 2048", ("--seq-length", "the model has 1024 learned positions")),
-        ("--checkpoint-activations", ("use --recompute-granularity full",)),
         ("--seq-length", ("--seq-length", "a whole number is expected")),
     ],
 )
@@ -265,6 +266,13 @@ def test_slurm_says_the_nodes(tmp_path: Path) -> None:
     text = f"#!/bin/bash\n#SBATCH --nodes=2 \n#SBATCH --gpus-per-node 4\nsrun python pretrain_gpt.py {BASE}\n"
     cluster = imported(tmp_path, "megatron", "run.sh", text, A100).scenario.strategies[0].cluster
     assert (cluster.nodes, cluster.gpus_per_node) == (2, 4)
+
+
+def test_slurm_says_gpus_by_resources_rather_than_tasks(tmp_path: Path) -> None:
+    lines = "#SBATCH --nodes=8   # as needed\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
+    text = f"#!/bin/bash\n{lines}srun python pretrain_gpt.py {BASE}\n"
+    cluster = imported(tmp_path, "megatron", "run.sh", text, A100).scenario.strategies[0].cluster
+    assert (cluster.nodes, cluster.gpus_per_node) == (8, 8)
 
 
 def test_options_lie_over_the_file(tmp_path: Path) -> None:

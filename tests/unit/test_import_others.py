@@ -32,6 +32,25 @@ def test_zero_3_with_offload_is_fsdp_with_cpu_offload(tmp_path: Path) -> None:
     assert Entry("zero_optimization.stage", 4, "parallel.fsdp.degree: 16") in found.account.used
 
 
+def test_zero_offload_of_one_gpu_keeps_the_parameters_there(tmp_path: Path) -> None:
+    text = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
+    setup = deepspeed(tmp_path, text, replace(LLAMA, gpus_per_node=1)).scenario.strategies[0]
+    assert setup.optimizer is not None
+    assert (setup.optimizer.offload, setup.optimizer.clip_norm, setup.fsdp) == ("states", None, None)
+
+
+def test_zero_2_is_zero_2(tmp_path: Path) -> None:
+    text = """{"fp16": {"enabled": true}, "communication_data_type": "fp32", "zero_optimization":
+        {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 2e8, "contiguous_gradients": true}}"""
+    found = deepspeed(tmp_path, text)
+    setup = found.scenario.strategies[0]
+    assert setup.zero is not None
+    assert (setup.zero.degree, setup.zero.stage, setup.zero.overlap_comm) == (8, 2, True)
+    assert setup.zero.reduce_bucket == 200_000_000
+    assert (setup.precision.parameters, setup.precision.compute, setup.precision.reduce) == ("fp16", "fp16", "fp32")
+    assert found.account.is_whole, found.account.not_expressible
+
+
 @pytest.mark.parametrize(
     "batch, expected",
     [
@@ -79,7 +98,11 @@ def test_what_the_file_cannot_know_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, name",
     [
-        ('{"zero_optimization": {"stage": 1}}', "zero_optimization.stage 1"),
+        (
+            '{"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 3e8, "offload_optimizer": {"device": "cpu"}, '
+            '"offload_param": {"device": "cpu"}}}',
+            "zero_optimization.stage3_max_live_parameters 300000000.0",
+        ),
         (
             '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
             "zero_optimization.offload_param.device nvme",
@@ -149,6 +172,14 @@ num_processes: 4
     setup = accelerate(tmp_path, text).scenario.strategies[0]
     assert setup.fsdp is not None and (setup.fsdp.degree, setup.fsdp.cpu_offload) == (4, True)
     assert setup.optimizer is not None and setup.optimizer.clip_norm == 0.5
+
+
+def test_compiled_blocks_are_said_where_the_code_can_be_compiled(tmp_path: Path) -> None:
+    compiled = torchtitan(tmp_path, TITAN + "\n[compile]\nenable = true\n")
+    assert compiled.scenario.strategies[0].compile is not None and compiled.account.is_whole
+    text = FSDP + "dynamo_config: {dynamo_backend: INDUCTOR}\n"
+    refused = accelerate(tmp_path, text).account.not_expressible
+    assert [entry.name for entry in refused] == ["dynamo_config.dynamo_backend INDUCTOR"]
 
 
 def test_one_gpu_of_accelerate(tmp_path: Path) -> None:
@@ -247,3 +278,10 @@ def test_replicas_are_distributed_data_parallel(tmp_path: Path) -> None:
     text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n"
     setup = accelerate(tmp_path, text).scenario.strategies[0]
     assert setup.ddp is not None and setup.ddp.degree == 4
+
+
+def test_zero_2_by_accelerates_fields(tmp_path: Path) -> None:
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nmixed_precision: bf16\nnum_processes: 4\n"
+    setup = accelerate(tmp_path, text).scenario.strategies[0]
+    assert setup.zero is not None and (setup.zero.degree, setup.zero.stage) == (4, 2)
+    assert (setup.precision.parameters, setup.precision.reduce) == ("bf16", "bf16")

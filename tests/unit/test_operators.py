@@ -21,7 +21,10 @@ ACTIVATIONS = ("activation: gelu", "activation: gelu_tanh", "activation: gelu_ne
 CASES = [
     *(("llama-tiny", "torchtitan", change) for change in LLAMA + TITAN),
     *(("llama-tiny", "transformers", change) for change in LLAMA),
-    *(("llama-tiny", "megatron", change) for change in ("", "qkv_bias: true", "kv_heads: 2", "qk_norm: true")),
+    *(
+        ("llama-tiny", "megatron", change)
+        for change in ("", "qkv_bias: true", "kv_heads: 2", "qk_norm: true", "swiglu_fusion: false")
+    ),
     *(("gpt-tiny", "nanogpt", change) for change in (*GPT, "bias: false", *ACTIVATIONS[:2])),
     *(("gpt-tiny", "transformers", change) for change in GPT + ACTIVATIONS),
     *(("gpt-tiny", "megatron", change) for change in (*GPT, "attention: sdpa", "bias: false")),

@@ -151,7 +151,7 @@ def keys(value: Any, prefix: str = "") -> set[str]:
     for key, inner in value.items():
         path = f"{prefix}{key}"
         if isinstance(inner, dict):
-            varying = key in ("owners", "alive", "bytes_per_parameter")
+            varying = key in ("owners", "alive", "bytes_per_parameter", "copy_over_compute")
             found |= {f"{path}{{}}"} if varying else keys(inner, f"{path}.")
         elif isinstance(inner, list):
             found |= {f"{path}[]"}

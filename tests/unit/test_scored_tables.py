@@ -16,6 +16,14 @@ from sim.report.validation import each
 from tests.unit.published_rows import MPT, read_rows, row, write_table
 from tests.unit.scenarios import sim
 
+PIPELINED = {
+    "source": "Korthikanti et al. 2022 (arXiv 2205.05198)", "model_name": "GPT small", "layers": "4", "hidden": "512",
+    "ffn_hidden": "2048", "heads": "8", "kv_heads": "8", "vocab": "1024", "seq_len": "256", "mlp_type": "gelu",
+    "attention": "standard", "gpu": "A100-SXM4-80GB (Selene)", "num_gpus": "4", "tp": "2", "sp": "yes", "pp": "2",
+    "cp": "1", "dp": "1", "fsdp_or_zero": "none", "micro_batch": "1", "global_batch": "8", "precision": "fp16 mixed",
+    "recompute": "none", "offload": "none", "compile": "no", "step_time_s": "1",
+}  # fmt: skip
+
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
@@ -175,3 +183,12 @@ def test_the_summary_has_medians_and_ninth_deciles(tmp_path: Path) -> None:
     assert "| mine | 6 | 4 (1 failed) | 3, 20.0 %, 28.0 %, +20.0 % |" in markdown([summary])
     printed = sim("validate", "--summary", tmp_path, "--json")
     assert json.loads(printed.stdout)[0]["times"] == 3
+
+
+def test_large_pipelines_are_scored_without_an_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = row(PIPELINED)
+    assert "without an allocator" not in score_row(large).reason
+    monkeypatch.setattr(scoring, "MANY_PASSES", 1)
+    score = score_row(large)
+    assert score.status == "scored", score.reason
+    assert "bytes without an allocator: reserved taken as allocated" in score.reason

@@ -8,7 +8,7 @@ from typing import Any, cast
 from sim.runtime.compiled.elementwise import autocast_to, plain_view, reshape, to
 from sim.runtime.compiled.graph import Extern, Value
 from sim.runtime.compiled.trace import Gradients, Meta, NotCompilable, Tracer, rule
-from sim.runtime.ops.attention import Flash
+from sim.runtime.ops.flash import Flash, flash_backward
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
@@ -69,8 +69,8 @@ def attention(t: Tracer, q: Value, k: Value, v: Value, dropout_p: float, kernel:
         return Flash.forward(tape, inputs[0], inputs[1], inputs[2], dropout_p, causal)
 
     def run_backward(tape: Tape, inputs: list[Tensor], _: Tensor | None) -> tuple[Tensor, ...]:
-        g, q_, k_, v_, out_, *rest = inputs
-        return Flash.gradients(tape, g, [k_, q_, v_, rest[0], out_, *rest[1:]], causal)
+        g, q_, k_, v_, out_ = inputs[:5]
+        return flash_backward(tape, g, q_, k_, v_, out_, causal)
 
     metas = (
         Meta(q.shape, q.dtype, like_q),
