@@ -19,7 +19,7 @@ from sim.units import format_bytes, format_duration
 DOCS = Path(__file__).resolve().parent
 SCENARIOS = DOCS.parent / "scenarios"
 STRATEGIES, MEGATRON, CONTEXT = "strategies.yaml", "megatron_recompute.yaml", "context_parallel.yaml"
-ADAPTERS, EXPERTS = "lora.yaml", "moe.yaml"
+ADAPTERS, EXPERTS, SHARDING = "lora.yaml", "moe.yaml", "sharding_families.yaml"
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "segments": (STRATEGIES, ("none", "full", "every-2", "segments-of-4")),
     "sequential": (STRATEGIES, ("sequential-4", "uneven")),
@@ -33,6 +33,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "adapters": (ADAPTERS, ("full", "frozen-half", "lora", "qlora", "lora-checkpoint")),
     "context": (CONTEXT, ("full", "ring", "all-gather")),
     "experts": (EXPERTS, ("balanced", "busy", "activation", "full")),
+    "sharding": (SHARDING, ("ddp", "zero-1", "zero-3", "fsdp1-no-limit", "fsdp1", "fsdp2")),
 }
 """Picture: scenario, and which of its strategies."""
 COLOURS = 48  # of the palette: a picture stays below 60 kB

@@ -57,6 +57,10 @@ STATES = r"opt|param|master|gradient|quants|residual"
 """Words of a row that speak of what a feature is."""
 
 
+class NotExpressible(Exception):
+    """A row that a scenario cannot say; the message has every reason."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """`needed`: does the row use it? `path`: the field that expresses it; `value`: what to write there."""
@@ -69,11 +73,19 @@ class Feature:
     """What is assumed where the schema lacks the field; without such words the row is not expressible then."""
 
 
+def has_families(facts: Facts) -> bool:
+    """Can its data parallelism be a family of `parallel` that stands alone? Megatron has its own; adapters and compiled
+    blocks are played with FSDP2 only."""
+    other = has_lora(facts) or compiled(facts)
+    return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not other
+
+
 def _shared(facts: Facts, label: str) -> bool:
     """Do several ranks reduce gradients together, and share states as the label says, or where there is none, as their
-    software does? Context-parallel ones do too."""
+    software does, in Megatron's loop? Context-parallel ones do too."""
     printed = facts.text.get("fsdp_or_zero", "") or software_of(facts).sharding
-    return (facts.dp or 1) * facts.cp > 1 and re.search(label, printed, re.IGNORECASE) is not None
+    several = (facts.dp or 1) * facts.cp > 1
+    return several and re.search(label, printed, re.IGNORECASE) is not None and not has_families(facts)
 
 
 def _offload(facts: Facts) -> bool:
@@ -223,8 +235,9 @@ FEATURES = (
 
 
 def compiled(facts: Facts) -> bool:
-    """With offload, compiled blocks are played in eager mode."""
-    return facts.says("compile", "^yes") and not _offload(facts)
+    """With offload, adapters or steps inside backward, compiled blocks are played in eager mode."""
+    eager = _offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD)
+    return facts.says("compile", "^yes") and not eager
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

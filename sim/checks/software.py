@@ -60,6 +60,10 @@ class Software:
     """Rank and layers of its recipe for adapters: those of LoRA's paper where nothing else is known."""
     often_8_bit: bool = False
     """A row that does not print its precision is as likely an 8-bit run."""
+    sizes_zero: bool = False
+    """Its DeepSpeed configurations leave sizes at "auto": from the hidden size (transformers' documentation)."""
+    torch: str = ""
+    """PyTorch that is imitated for it; empty: the newest."""
     extra: str = ""
     """Work of its steps that is not simulated; said with every row."""
 
@@ -74,6 +78,7 @@ KNOWN = (
         keep_logits=True,  # composer's state holds a micro-batch's outputs
         early_stop=False,  # torch 1.13, the image of the benchmark scripts
         sharding="fsdp1",
+        torch="2.4",  # 1.13 and 2.0: the oldest that is imitated
         extra="two further cross entropies per micro-batch (metrics) are not simulated",
     ),
     Software(
@@ -115,6 +120,7 @@ KNOWN = (
         llama="transformers",
         framework="transformers",
         sharding="zero3",
+        sizes_zero=True,
         memory="reserved",
     ),
     Software(
@@ -185,6 +191,7 @@ KNOWN = (
         gpt="transformers",
         llama="transformers",
         framework="transformers",
+        sizes_zero=True,
     ),
 )
 UNKNOWN = Software(name="unknown software", pattern="")

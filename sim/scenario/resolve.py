@@ -45,7 +45,7 @@ from sim.scenario.encoder_checks import check_stacks, check_weights, with_length
 from sim.scenario.experts import check_experts, expert_mesh
 from sim.scenario.family_checks import check_families, check_zero_precision, resolve_zero
 from sim.scenario.load import OVERRIDES
-from sim.scenario.lora import check_trained, with_lora
+from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError, shown
@@ -156,6 +156,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     stages = None
     if pipeline and model and batch and sections.whole("parallel"):
         stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
+        if stages and isinstance(model, ModelConfig):
+            check_first_stage(document, model, stages.placement[0])
     if pipeline:
         mode = sections.get("mode") or "train"
         check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)

@@ -257,6 +257,8 @@ class Zero:
     persistence_threshold: int = 100_000
     max_live: int = 1_000_000_000
     max_reuse_distance: int = 1_000_000_000
+    sub_group: int = 1_000_000_000
+    """Of stage 3: elements of a rank's part that are stepped at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
