@@ -19,7 +19,8 @@ from sim.units import format_bytes, format_duration
 DOCS = Path(__file__).resolve().parent
 SCENARIOS = DOCS.parent / "scenarios"
 STRATEGIES, MEGATRON, CONTEXT = "strategies.yaml", "megatron_recompute.yaml", "context_parallel.yaml"
-ADAPTERS, EXPERTS = "lora.yaml", "moe.yaml"
+ADAPTERS, EXPERTS, SHARDING = "lora.yaml", "moe.yaml", "sharding_families.yaml"
+COMPILED = "compiled.yaml"
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "segments": (STRATEGIES, ("none", "full", "every-2", "segments-of-4")),
     "sequential": (STRATEGIES, ("sequential-4", "uneven")),
@@ -27,12 +28,14 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "reentrant": (STRATEGIES, ("full", "reentrant")),
     "inside": (STRATEGIES, ("attention-inside", "mlp-inside", "selective", "per-layer")),
     "megatron": (MEGATRON, ("none", "core-attention", "all-three", "flash")),
+    "compiled": (COMPILED, ("eager", "compiled", "loss-too", "float8")),
     "evaluation": (STRATEGIES, ("no_grad", "forgot-no_grad")),
     "optimizers": (STRATEGIES, ("none", "sgd", "adamw-8bit", "step-in-backward")),
     "loss": (STRATEGIES, ("whole-loss", "chunked-logits", "chunked-head", "none")),
     "adapters": (ADAPTERS, ("full", "frozen-half", "lora", "qlora", "lora-checkpoint")),
     "context": (CONTEXT, ("full", "ring", "all-gather")),
     "experts": (EXPERTS, ("balanced", "busy", "activation", "full")),
+    "sharding": (SHARDING, ("ddp", "zero-1", "zero-3", "fsdp1-no-limit", "fsdp1", "fsdp2")),
 }
 """Picture: scenario, and which of its strategies."""
 COLOURS = 48  # of the palette: a picture stays below 60 kB

@@ -57,6 +57,10 @@ STATES = r"opt|param|master|gradient|quants|residual"
 """Words of a row that speak of what a feature is."""
 
 
+class NotExpressible(Exception):
+    """A row that a scenario cannot say; the message has every reason."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """`needed`: does the row use it? `path`: the field that expresses it; `value`: what to write there."""
@@ -69,11 +73,19 @@ class Feature:
     """What is assumed where the schema lacks the field; without such words the row is not expressible then."""
 
 
+def has_families(facts: Facts) -> bool:
+    """Can its data parallelism be a family of `parallel` that stands alone? Megatron has its own; adapters and compiled
+    blocks are played with FSDP2 only."""
+    other = has_lora(facts) or compiled(facts)
+    return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not other
+
+
 def _shared(facts: Facts, label: str) -> bool:
     """Do several ranks reduce gradients together, and share states as the label says, or where there is none, as their
-    software does? Context-parallel ones do too."""
+    software does, in Megatron's loop? Context-parallel ones do too."""
     printed = facts.text.get("fsdp_or_zero", "") or software_of(facts).sharding
-    return (facts.dp or 1) * facts.cp > 1 and re.search(label, printed, re.IGNORECASE) is not None
+    several = (facts.dp or 1) * facts.cp > 1
+    return several and re.search(label, printed, re.IGNORECASE) is not None and not has_families(facts)
 
 
 def _offload(facts: Facts) -> bool:
@@ -101,6 +113,18 @@ FEATURES = (
         value=lambda f: "transformers",
     ),
     Feature(
+        name="8-bit products",
+        path="precision.float8",
+        needed=lambda f: _float8(f),
+        value=lambda f: "rowwise" if f.says("precision", "rowwise") else "tensorwise",
+    ),
+    Feature(
+        name="8-bit gathers",
+        path="parallel.fsdp.float8_all_gather",
+        needed=lambda f: _float8(f) and f.tp == 1 and (f.dp or 1) > 1 and not f.says("precision", "rowwise"),
+        value=lambda f: True,
+    ),
+    Feature(
         name="adapters before attention (LLaMA-Adapter)",
         path="model.prefix_adapter",
         needed=lambda f: f.says("notes", PREFIX_ADAPTER),
@@ -108,7 +132,7 @@ FEATURES = (
     Feature(
         name="8-bit or 4-bit numbers",
         path="precision.matmul",
-        needed=lambda f: f.says("precision", EIGHT_BIT) and not is_four_bit(f),
+        needed=lambda f: f.says("precision", EIGHT_BIT) and not (is_four_bit(f) or _float8(f)),
     ),
     Feature(
         name="SGD or AdamW in 8 bit",
@@ -198,7 +222,7 @@ FEATURES = (
         path="offload.states",
         needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
     ),
-    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: {}),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -222,9 +246,19 @@ FEATURES = (
 )
 
 
+def _compile(facts: Facts) -> dict[str, bool]:
+    return {"loss": True} if software_of(facts).compiled_loss and facts.pp == 1 else {}
+
+
+def _float8(facts: Facts) -> bool:
+    """torchao's linears, which torchtitan compiles; Transformer Engine's and LLMQ's are other programs."""
+    return facts.says("precision", "float8") and compiled(facts)
+
+
 def compiled(facts: Facts) -> bool:
-    """With offload, compiled blocks are played in eager mode."""
-    return facts.says("compile", "^yes") and not _offload(facts)
+    """With offload, adapters, steps inside backward, tensor or context parallelism, blocks are played in eager mode."""
+    eager = _offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD) or facts.tp * facts.cp > 1
+    return facts.says("compile", "^yes") and not eager
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

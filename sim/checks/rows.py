@@ -13,7 +13,8 @@ from typing import Any
 
 from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, REPLICATED, compiled, left_out, missing, recomputed, sections
+from sim.checks.features import PARTS, NotExpressible, compiled, left_out, missing, recomputed, sections
+from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.checks.training import is_four_bit
 from sim.cost.profile import profile_for
@@ -59,10 +60,6 @@ GPUS: tuple[tuple[str, str, str | None], ...] = (
 The first that matches counts; A100 alone is the SXM card of 80 GB."""
 
 
-class NotExpressible(Exception):
-    """A row that a scenario cannot say; the message has every reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A row's scenario, as a document, with what had to be assumed."""
@@ -96,16 +93,21 @@ def plan_of(facts: Facts) -> Plan:
     gpu = find_gpu(gpu_of(facts)[0])
     family = family_of(facts)
     assert family is not None
+    preset = preset_of(facts)
+    hidden = facts.hidden or (preset_shapes(preset)["hidden"] if preset else None)
+    shared = parallel(facts, software, hidden, assumptions)
     document: Sections = {
         "model": model(facts, family, software, assumptions),
         "cluster": cluster(facts, gpu),
         "batch": batch(facts, assumptions),
-        "parallel": parallel(facts, software, assumptions),
-        "precision": precision(facts, gpu, software, assumptions),
+        "parallel": shared,
+        "precision": precision(facts, gpu, software, shared, assumptions),
         "optimizer": {"variant": software.optimizer, "zero_grad": software.zero_grad},
         "checkpoint": checkpoint(facts, software, assumptions),
         "host": {"framework": software.framework},
     }
+    if software.torch:
+        document["torch"] = software.torch
     known = profile_for(gpu).figures.under("attention")
     kernel = next((kernel for kernel in attention_kernels(facts, software) if kernel in known), None)
     if kernel is not None:
@@ -281,32 +283,7 @@ def batch(facts: Facts, assumptions: list[str]) -> Sections:
     return {"micro_batch": micro, **lengths, "accumulation": accumulation}
 
 
-def parallel(facts: Facts, software: Software, assumptions: list[str]) -> Sections:
-    """The family of sharding. FSDP1 and ZeRO-3 are played as FSDP2; other families are features."""
-    dp = facts.dp or 1
-    label = facts.text.get("fsdp_or_zero", "").lower()
-    if not label and dp * facts.cp > 1:
-        label = software.sharding
-        if not label:
-            raise NotExpressible("fsdp_or_zero is not printed: how the ranks share the work is unknown")
-        assumptions.append(f"sharding {label}, the software's own")
-    if dp * facts.cp == 1 or re.search(REPLICATED, label):
-        return {}
-    fsdp: Sections = {"degree": dp}
-    if re.search(r"fsdp-?2", label):
-        pass
-    elif re.search(r"fsdp|zero-?3", label):
-        assumptions.append(f"{'ZeRO-3' if 'zero' in label and 'fsdp' not in label else 'FSDP1'} played as FSDP2")
-    else:
-        raise NotExpressible(f"sharding {label} is not known")
-    if re.search(r"shard_grad_op|zero-?2-like|hybrid_shard_zero2", label):
-        fsdp["reshard_after_forward"] = False
-    if re.search(r"hsdp|hybrid", label) and facts.num_gpus and facts.num_gpus > 8:
-        fsdp |= {"degree": gcd(dp, 8), "replicas": dp // gcd(dp, 8)}
-    return {"fsdp": fsdp}
-
-
-def precision(facts: Facts, gpu: Gpu, software: Software, assumptions: list[str]) -> Sections:
+def precision(facts: Facts, gpu: Gpu, software: Software, shared: Sections, assumptions: list[str]) -> Sections:
     """16 bit for compute; parameters as the software stores them, or as the row says (all, true, pure)."""
     label = facts.text.get("precision", "").lower()
     if not label:
@@ -322,6 +299,8 @@ def precision(facts: Facts, gpu: Gpu, software: Software, assumptions: list[str]
     if re.search(r"amp|fp32 params|mixed", label) and not megatron:
         parameters = "fp32"
     reduce = compute if facts.says("notes", "mode=pure") or software.reduce != "fp32" else "fp32"
+    if "zero" in shared:  # DeepSpeed's main parameters are the optimizer's
+        parameters = reduce = compute
     return {"parameters": parameters, "compute": compute, "reduce": reduce}
 
 

@@ -46,6 +46,8 @@ class Software:
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
     reentrant: bool = False
     """Its recomputation is reentrant: a backward within the backward, which never stops early."""
+    compiled_loss: bool = False
+    """Where it compiles, it compiles the loss too."""
     sharding: str = ""
     """Label of the data parallelism that it uses where the row prints none."""
     memory: Counter = "allocated"
@@ -60,6 +62,10 @@ class Software:
     """Rank and layers of its recipe for adapters: those of LoRA's paper where nothing else is known."""
     often_8_bit: bool = False
     """A row that does not print its precision is as likely an 8-bit run."""
+    sizes_zero: bool = False
+    """Its DeepSpeed configurations leave sizes at "auto": from the hidden size (transformers' documentation)."""
+    torch: str = ""
+    """PyTorch that is imitated for it; empty: the newest."""
     extra: str = ""
     """Work of its steps that is not simulated; said with every row."""
 
@@ -74,6 +80,7 @@ KNOWN = (
         keep_logits=True,  # composer's state holds a micro-batch's outputs
         early_stop=False,  # torch 1.13, the image of the benchmark scripts
         sharding="fsdp1",
+        torch="2.4",  # 1.13 and 2.0: the oldest that is imitated
         extra="two further cross entropies per micro-batch (metrics) are not simulated",
     ),
     Software(
@@ -86,6 +93,14 @@ KNOWN = (
         optimizer="foreach",
         sharding="fsdp2",
         memory="reserved",
+    ),
+    Software(
+        name="torchtitan",
+        pattern=r"torchtitan .*2025",
+        zero_grad="start",
+        sharding="fsdp2",
+        memory="reserved",
+        compiled_loss=True,
     ),
     Software(name="torchtitan", pattern=r"torchtitan (PR|issue)#\d{4}", sharding="fsdp2", memory="reserved"),
     Software(
@@ -115,6 +130,7 @@ KNOWN = (
         llama="transformers",
         framework="transformers",
         sharding="zero3",
+        sizes_zero=True,
         memory="reserved",
     ),
     Software(
@@ -185,6 +201,7 @@ KNOWN = (
         gpt="transformers",
         llama="transformers",
         framework="transformers",
+        sizes_zero=True,
     ),
 )
 UNKNOWN = Software(name="unknown software", pattern="")

@@ -117,8 +117,18 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
     if owner in OF_THE_STATE and setup.data is not None:
         return None if setup.data.distributed_optimizer else "sharding it (parallel.data.distributed_optimizer: true)"
     if owner in OF_THE_STATE:
-        return "sharding over more GPUs (parallel.fsdp.degree)" if fsdp is not None else "sharding (parallel.fsdp)"
+        return _against_states(setup)
     return None
+
+
+def _against_states(setup: Setup) -> str:
+    """A family that shards more, or more ranks."""
+    if setup.zero is not None and setup.zero.stage < 3:
+        return "a higher stage (parallel.zero.stage)"
+    for name in ("fsdp", "fsdp1", "zero"):
+        if getattr(setup, name) is not None:
+            return f"sharding over more GPUs (parallel.{name}.degree)"
+    return "sharding (parallel.fsdp)"
 
 
 def _against_gathered(fsdp: Fsdp) -> str | None:

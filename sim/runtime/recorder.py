@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -99,6 +101,7 @@ class Recorder:
         self.fail_at = fail_at
         self.where = 0
         self.base = 0
+        self.stream = 0  # the current one: where kernels and allocations go that name none
         self.events = 0
         self.marks: list[Mark] = []
         self.owners: list[int] = []
@@ -190,17 +193,17 @@ class Recorder:
         self._rows.append(kind | stream << 4 | argument << 12)
         self._row_where.append(self.where)
 
-    def launch(self, name: str, work: Work, stream: int = 0) -> None:
+    def launch(self, name: str, work: Work, stream: int | None = None) -> None:
         """Launch a kernel; equal kernels share one entry of the table."""
         key = (name, work)
         number = self._kernels.get(key)
         if number is None:
             number = self._kernels[key] = len(self._kernel_table)
             self._kernel_table.append(Kernel(name, work))
-        self._rows.append(stream << 4 | number << 12)
+        self._rows.append((self.stream if stream is None else stream) << 4 | number << 12)
         self._row_where.append(self.where)
 
-    def memory_bound(self, name: str, family: str, moved_bytes: int, stream: int = 0) -> None:
+    def memory_bound(self, name: str, family: str, moved_bytes: int, stream: int | None = None) -> None:
         """Launch a kernel whose time is bytes over bandwidth. On tensors without elements nothing is launched."""
         if not moved_bytes:
             return
@@ -209,7 +212,7 @@ class Recorder:
         if number is None:
             number = self._kernels[key] = len(self._kernel_table)
             self._kernel_table.append(Kernel(name, Memory(family, moved_bytes)))
-        self._rows.append(stream << 4 | number << 12)
+        self._rows.append((self.stream if stream is None else stream) << 4 | number << 12)
         self._row_where.append(self.where)
 
     def gemm(self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 1) -> None:
@@ -224,8 +227,17 @@ class Recorder:
     def attention(self, name: str, work: Attention) -> None:
         self.launch(name, work)
 
-    def fixed(self, name: str, duration_ns: int, stream: int = 0) -> None:
+    def fixed(self, name: str, duration_ns: int, stream: int | None = None) -> None:
         self.launch(name, Fixed(duration_ns), stream)
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """torch.cuda.stream(stream)."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def record(self, stream: int) -> int:
         """Record an event on a stream; returns its number."""

@@ -163,11 +163,12 @@ class Tape:
 
     # -- buffers and kernels -----------------------------------------------------------------------------------
     def empty(
-        self, shape: Shape, dtype: str, strides: Strides = None, stream: int = 0, owner: int | None = None
+        self, shape: Shape, dtype: str, strides: Strides = None, stream: int | None = None, owner: int | None = None
     ) -> Tensor:
         recorder = self.recorder
         size_bytes = prod(shape) * ITEM_BYTES[dtype]
-        storage = Storage(recorder, size_bytes, stream, recorder.default_owner if owner is None else owner)
+        on, of = recorder.stream if stream is None else stream, recorder.default_owner if owner is None else owner
+        storage = Storage(recorder, size_bytes, on, of)
         return Tensor(storage, shape, dtype, strides)
 
     def scratch(self, *sizes_bytes: int) -> None:

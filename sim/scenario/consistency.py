@@ -110,7 +110,7 @@ def check_optimizer(
     precision: PrecisionSection | None,
     parallel: ParallelSection | None,
 ) -> None:
-    """Steps inside backward see one gradient at a time, of one micro-batch, on one GPU."""
+    """Steps inside backward see one gradient at a time, of one micro-batch."""
     path = ("optimizer",)
     fsdp = parallel.fsdp if parallel is not None else None
     if parallel is not None and fsdp is None and (parallel.tensor is not None or parallel.data is not None):
@@ -135,8 +135,8 @@ def check_optimizer(
         document.problem((*path, "clip_norm"), "with in_backward there is never a whole gradient to clip: null")
     if batch is not None and batch.accumulation > 1:
         document.problem((*path, "in_backward"), "each backward steps: batch.accumulation must be 1", show=False)
-    if fsdp is not None:
-        document.problem((*path, "in_backward"), "is modelled on one GPU only, not under fsdp", show=False)
+    if fsdp is not None and fsdp.cpu_offload:
+        document.problem((*path, "in_backward"), "on the CPU (parallel.fsdp.cpu_offload) steps come after backward")
 
 
 def _check_host_step(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sim.scenario.kinds import Bytes, Count, Ranks
+from sim.scenario.kinds import Bytes, Count, CountOrZero, Ranks
 from sim.scenario.section import Section
 
 
@@ -62,9 +62,21 @@ class ZeroSection(Section):
 
     degree: Ranks
     """Ranks that share the states: the number of GPUs."""
-    stage: Literal[1, 2]
-    """1: optimizer states are shared; 2: gradients too."""
+    stage: Literal[1, 2, 3]
+    """1: optimizer states are shared; 2: gradients too; 3: parameters too."""
     reduce_bucket_size: Count = 500_000_000
     """Elements of a buffer in which gradients are collected and summed. Default: 500,000,000 (1 GB in 16 bit)."""
-    overlap_comm: bool = False
-    """Sum a full bucket beside backward, with two buffers. Default: false, as DeepSpeed for stages 1 and 2."""
+    overlap_comm: bool | None = None
+    """Communicate on streams of its own: sum a full bucket beside backward (stages 1 and 2: with two buffers), gather
+    parameters ahead (stage 3). Default: null, DeepSpeed's: false for stages 1 and 2, true for stage 3."""
+    prefetch_bucket_size: CountOrZero | None = None
+    """Stage 3: elements of parameters that are gathered ahead. Default: 50,000,000."""
+    persistence_threshold: CountOrZero | None = None
+    """Stage 3: parameters of fewer elements are always gathered. Default: 100,000."""
+    max_live_parameters: Count | None = None
+    """Stage 3: elements that may be gathered before gathering ahead ends. Default: 1,000,000,000."""
+    max_reuse_distance: CountOrZero | None = None
+    """Stage 3: parameters that are needed again within so many elements stay gathered. Default: 1,000,000,000."""
+    sub_group_size: Count | None = None
+    """Stage 3: elements of a rank's part that are stepped at a time, with fp32 gradients of their own. Default:
+    1,000,000,000."""

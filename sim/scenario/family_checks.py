@@ -38,6 +38,8 @@ def check_families(
         )
     if parallel.fsdp1 is not None and parallel.fsdp1.strategy == "no_shard" and parallel.fsdp1.replicas > 1:
         document.problem((*path, "replicas"), "no_shard replicates over degree already: 1")
+    if parallel.zero is not None:
+        check_zero(document, parallel.zero)
     if (sections.get("mode") or "train") != "train":
         document.problem(("mode",), f"under {family} only training is modelled")
     optimizer: OptimizerSection | None = sections.get("optimizer")
@@ -60,11 +62,30 @@ def check_zero_precision(document: Document, precision: PrecisionSection) -> Non
         document.problem(("precision", "parameters"), advice)
 
 
+def check_zero(document: Document, zero: ZeroSection) -> None:
+    """What speaks of gathered parameters needs stage 3."""
+    for name in OF_STAGE_3:
+        if zero.stage != 3 and getattr(zero, name) is not None:
+            document.problem(("parallel", "zero", name), f"is stage 3's: stage {zero.stage} gathers no parameters")
+
+
+OF_STAGE_3 = {
+    "prefetch_bucket_size": "prefetch_bucket",
+    "persistence_threshold": "persistence_threshold",
+    "max_live_parameters": "max_live",
+    "max_reuse_distance": "max_reuse_distance",
+    "sub_group_size": "sub_group",
+}
+"""Fields of stage 3, and their names in `Zero`."""
+
+
 def resolve_zero(section: ZeroSection) -> Zero:
     """The sizes that a section means."""
+    given = {name: value for field, name in OF_STAGE_3.items() if (value := getattr(section, field)) is not None}
     return Zero(
         degree=section.degree,
         stage=section.stage,
         reduce_bucket=section.reduce_bucket_size,
         overlap_comm=section.overlap_comm,
+        **given,
     )

@@ -106,3 +106,17 @@ def check_trained(document: Document, model: ModelConfig, mode: str) -> None:
             document.warning(("model", "frozen", index), known)
     if not any(is_trained(model, name) for name in names):
         document.problem(("model", "frozen"), "leaves nothing to train", show=False)
+
+
+def check_first_stage(document: Document, model: ModelConfig, layers: int) -> None:
+    """A pipeline's first stage, of so many layers, has a backward only if it trains something."""
+    if not model.frozen:
+        return
+    network = build_model(model)
+    for name, _ in network.named_parameters():
+        part, _, rest = name.partition(".")
+        inside = int(rest.split(".")[0]) < layers if part == "layers" else part in network.first_parts
+        if inside and is_trained(model, name):
+            return
+    message = f"leaves the first stage ({layers} layers) nothing to train, and its output no gradient to wait for"
+    document.problem(("model", "frozen"), message, show=False)

@@ -84,7 +84,7 @@ def _families(meta: dict[str, Any]) -> dict[str, Any]:
 ZERO_FIELDS = {
     "reduce_bucket": "reduce_bucket_size", "overlap_comm": "overlap_comm", "max_live": "stage3_max_live_parameters",
     "prefetch_bucket": "stage3_prefetch_bucket_size", "max_reuse_distance": "stage3_max_reuse_distance",
-    "persistence_threshold": "stage3_param_persistence_threshold",
+    "persistence_threshold": "stage3_param_persistence_threshold", "sub_group": "sub_group_size",
 }  # fmt: skip
 STRATEGIES: Any = {
     "FULL_SHARD": "full_shard", "HYBRID_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op",

@@ -138,3 +138,21 @@ def test_more_reduce_scatter_buffers_keep_more_inputs(buffers: int) -> None:
         elif kind == 1 and handle in handles:
             alive -= 1
     assert most == buffers
+
+
+def test_hsdp_scatters_within_a_replica_then_sums_the_shards_over_the_replicas() -> None:
+    """FSDP2 with replicas: per unit a reduce-scatter of the whole gradient and an all-reduce of the rank's shard."""
+    outcome = run("  s: {parallel: {fsdp: {degree: 4, replicas: 2}}}")["s"]
+    assert counts(outcome) == (2 * LAYERS, LAYERS + 1)
+    program = outcome.program
+    issued = [program.collectives[n] for n in program.row_argument[program.row_kind == Row.COLLECTIVE].tolist()]
+    reductions = [c for c in issued if c.kind == "reduce_scatter" or c.group == "replicate"]
+    assert all(c.size == {"reduce_scatter": 4, "all_reduce": 2}[c.kind] for c in reductions)
+    for scatter, total in zip(reductions[::2], reductions[1::2]):
+        assert (scatter.kind, total.kind) == ("reduce_scatter", "all_reduce")
+        assert scatter.bytes == 4 * total.bytes
+
+
+def test_hsdp_holds_what_fewer_ranks_hold() -> None:
+    result = run("  replicated: {parallel: {fsdp: {degree: 4, replicas: 2}}}\n  whole: {}")
+    assert result["replicated"].steady.active_bytes > result["whole"].steady.active_bytes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 from sim.api import Outcome, simulate_setup
 from sim.model.flops import parameter_count
-from sim.program.program import REDUCE_SCATTER, Row
+from sim.program.program import ALL_GATHER, DATA, REDUCE_SCATTER, Row
 from sim.runtime.record import record
 from sim.runtime.sharding.fsdp1_reduction import predivide_factor
 from sim.scenario import load_text
@@ -119,6 +120,16 @@ def test_reductions_run_beside_backward() -> None:
     program = record(setup(), 1)
     scatters = (program.row_kind == Row.COLLECTIVE) & (program.row_stream == REDUCE_SCATTER)
     assert scatters.sum() == 1 + LAYERS
+
+
+def test_before_2_8_gathers_and_reductions_share_the_communicators_stream() -> None:
+    """BackwardPrefetch's documentation: collectives of a group contend for one NCCL stream, whatever issues them."""
+    for torch, streams in (("2.7", {DATA}), ("2.8", {ALL_GATHER, REDUCE_SCATTER})):
+        program = record(setup(f'torch="{torch}"'), 1)
+        issued = program.row_kind == Row.COLLECTIVE
+        kinds = {program.collectives[n].kind: n for n in program.row_argument[issued].tolist()}
+        rows = issued & np.isin(program.row_argument, [kinds["all_gather"], kinds["reduce_scatter"]])
+        assert set(program.row_stream[rows].tolist()) == streams
 
 
 @pytest.mark.parametrize(

@@ -161,3 +161,15 @@ def test_models_without_adapters_say_so() -> None:
 def test_a_pattern_that_matches_nothing_is_told() -> None:
     text = TEXT.replace("IMPLEMENTATION", "torchtitan").replace("TRAINED", 'frozen: ["embed.*"]')
     assert any("no parameter has such a name" in warning for warning in load_text(text, "frozen").warnings)
+
+
+@pytest.mark.parametrize(("layers", "fits"), [("layers.[01].*", False), ("layers.1.*", True), ("layers.[23].*", True)])
+def test_a_first_stage_that_trains_nothing_is_refused(layers: str, fits: bool) -> None:
+    text = TEXT.replace("IMPLEMENTATION", "torchtitan").replace("TRAINED", f'frozen: ["tok_embeddings.*", "{layers}"]')
+    text = text.replace("seq_len: 512", "seq_len: 512, accumulation: 4").replace("gpus_per_node: 1", "gpus_per_node: 2")
+    text += "parallel: {pipeline: {degree: 2}}\n"
+    if fits:
+        assert simulate_setup(load_text(text, "stages").strategies[0]).fits
+        return
+    with pytest.raises(ScenarioError, match="leaves the first stage"):
+        load_text(text, "stages")

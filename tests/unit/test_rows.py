@@ -8,7 +8,8 @@ import pytest
 
 from sim.checks import features, measured
 from sim.checks.facts import facts_of, whole
-from sim.checks.rows import NotExpressible, plan_of
+from sim.checks.features import NotExpressible
+from sim.checks.rows import plan_of
 from sim.checks.scoring import score_row
 from sim.checks.software import software_of
 from tests.unit.published_rows import MPT, TITAN, row
@@ -126,16 +127,6 @@ def test_accumulation_follows_from_the_global_batch() -> None:
     assert "no multiple of micro_batch 1 x dp 8" in reason(micro_batch="", global_batch="12")
 
 
-def test_families_of_sharding() -> None:
-    assert document()["parallel"] == {"fsdp": {"degree": 8}}
-    assert "FSDP1 played as FSDP2" in assumed(fsdp_or_zero="fsdp1")
-    assert "ZeRO-3 played as FSDP2" in assumed(fsdp_or_zero="zero3")
-    kept = document(fsdp_or_zero="fsdp1 (SHARD_GRAD_OP)")["parallel"]["fsdp"]
-    assert kept == {"degree": 8, "reshard_after_forward": False}
-    assert document(num_gpus="1", dp="1", fsdp_or_zero="none")["parallel"] == {}
-    assert "sharding gemini is not known" in reason(fsdp_or_zero="gemini")
-
-
 @pytest.mark.parametrize(
     ("label", "section"),
     [
@@ -195,11 +186,11 @@ def test_compiled_rows_with_offload_are_played_in_eager_mode() -> None:
         ({"pp": "2", "dp": "4"}, "pipeline parallelism: scenarios have no parallel.pipeline"),
         ({"cp": "2", "dp": "4"}, "context parallelism"),
         ({"cp": "Ulysses SP=8", "dp": "1"}, "context parallelism"),
-        ({"fsdp_or_zero": "zero1 (distributed optimizer)"}, "ZeRO-1"),
-        ({"fsdp_or_zero": "zero2"}, "ZeRO-2"),
-        ({"fsdp_or_zero": "zero2-style (text)"}, "ZeRO-2"),
+        ({"fsdp_or_zero": "zero1 (distributed optimizer)", "source": "Megatron-LM"}, "ZeRO-1"),
+        ({"fsdp_or_zero": "zero2", "source": "Megatron-LM"}, "ZeRO-2"),
+        ({"fsdp_or_zero": "zero2-style (text)", "source": "Megatron-LM"}, "ZeRO-2"),
         ({"model_name": "Nemotron V3 Nano"}, "no decoder"),
-        ({"fsdp_or_zero": "none"}, "replicated data parallelism"),
+        ({"fsdp_or_zero": "none", "source": "Megatron-LM"}, "replicated data parallelism"),
         ({"precision": "float8 rowwise"}, "8-bit"),
         ({"offload": "optimizer"}, "offload of states"),
         ({"offload": "activations ratio 0.40"}, "offload of activations"),
@@ -241,10 +232,11 @@ def test_a_row_becomes_expressible_with_the_schema(monkeypatch: pytest.MonkeyPat
 
 def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "expressible", lambda path: True)
-    zero = document(fsdp_or_zero="zero1 (distributed optimizer)", offload="activations ratio 0.40")
+    megatron = {"source": "Megatron-LM"}
+    zero = document(fsdp_or_zero="zero1 (distributed optimizer)", offload="activations ratio 0.40", **megatron)
     assert zero["parallel"] == {"data": {"degree": 8, "distributed_optimizer": True}}
     assert zero["offload"] == {"what": "activations", "layers": "ratio 0.4"}
-    assert document(fsdp_or_zero="none")["parallel"] == {"data": {"degree": 8}}
+    assert document(fsdp_or_zero="none", **megatron)["parallel"] == {"data": {"degree": 8}}
     assert document(offload="boundary activations")["offload"] == {"what": "checkpoint_inputs"}
     assert document(recompute="selective_attention")["checkpoint"] == {"every": 1, "inside": ["core_attention"]}
     kwai = document(recompute="selective_op (MLP activation func + norm)")
@@ -371,6 +363,10 @@ def test_adapters_of_a_row(changes: dict[str, str], section: dict[str, Any]) -> 
     model = document(**changes)["model"]
     assert model["lora"] == section
     assert (model["implementation"] == "transformers") == ("base" in section)
+
+
+def test_compiled_adapters_are_played_in_eager_mode() -> None:
+    assert "compile" not in document(model_name="Llama 8B LoRA", compile="yes")
 
 
 def test_optimizers_of_a_row() -> None:

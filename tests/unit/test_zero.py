@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: the paper's closed forms, buckets, what overlaps (families: ZeRO-1, ZeRO-2)."""
+"""DeepSpeed's ZeRO: the paper's closed forms, buckets, what overlaps (families: ZeRO-1, ZeRO-2, ZeRO-3)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from sim.api import Outcome, simulate_setup
 from sim.checks.figures import GIB, figure_of
 from sim.model.flops import parameter_count
+from sim.program.program import Row
+from sim.runtime.record import record
 from sim.scenario import load_text
 from sim.scenario.setup import Setup
 from tests.unit.scenario_texts import problems
@@ -46,6 +48,41 @@ def test_st_zero_states_after_a_step_are_those_of_the_paper(stage: int) -> None:
         12 * psi / RANKS, rel=0.01
     )  # blocks are rounded up
     assert held(outcome, "gradients_after_step_gib") == 0
+
+
+def test_st_zero_stage_3_holds_16_bytes_a_parameter_shared_by_the_ranks() -> None:
+    """16 psi / N, gradients in 16 bit included: their buffer stays. Padding and small gathered parameters come on top."""
+    outcome = play("parallel.zero.stage=3", "parallel.zero.persistence_threshold=0")
+    psi = parameter_count(outcome.setup.model)
+    buckets = 2 * 20_000_000
+    for name, share in (("optimizer", 12), ("parameters", 2), ("gradients", 2)):
+        assert held(outcome, f"{name}_after_step_gib") == pytest.approx(share * psi / RANKS, rel=0.02)  # rounded up
+    assert outcome.steady.allocated_bytes > 16 * psi / RANKS + buckets
+
+
+def test_stage_3_gathers_every_parameter_twice_unless_it_is_needed_again_soon() -> None:
+    """Per step: forward and backward each gather what is not kept; small parameters stay."""
+
+    def gathered(*overrides: str) -> int:
+        program = record(setup("parallel.zero.stage=3", "parallel.zero.persistence_threshold=0", *overrides), 3)
+        rows = [mark.rows for mark in program.marks if mark.name.endswith(".end")]
+        kinds, numbers = program.row_kind[rows[1] : rows[2]], program.row_argument[rows[1] : rows[2]]
+        issued = [program.collectives[n] for n in numbers[kinds == Row.COLLECTIVE].tolist()]
+        return sum(c.bytes for c in issued if c.kind == "all_gather")
+
+    psi = parameter_count(setup().model)
+    assert gathered("parallel.zero.max_reuse_distance=0") == pytest.approx(2 * 2 * psi, rel=0.01)
+    assert gathered() == pytest.approx(2 * psi, rel=0.01)  # all within max_reuse_distance: kept until backward ends
+
+
+def test_stage_3_bounds_what_is_gathered() -> None:
+    few, many = (
+        play("parallel.zero.stage=3", "parallel.zero.max_reuse_distance=0", f"parallel.zero.{bound}")
+        for bound in ("prefetch_bucket_size=0", "prefetch_bucket_size=200000000")
+    )
+    assert few.steady.allocated_bytes < many.steady.allocated_bytes
+    assert few.time is not None and many.time is not None
+    assert few.time.collectives["all_gather"] > many.time.collectives["all_gather"]
 
 
 def test_st_zero_stage_1_keeps_whole_gradients_stage_2_a_part() -> None:
@@ -94,6 +131,7 @@ def test_sums_in_fp32_take_buffers_of_their_own() -> None:
     [
         (["parallel.fsdp={degree: 8}"], "is modelled alone, not with parallel.fsdp"),
         (["precision.parameters=fp32"], "ZeRO's model is in the dtype of compute"),
+        (["parallel.zero.prefetch_bucket_size=1"], "is stage 3's: stage 2 gathers no parameters"),
         (["parallel.zero.degree=4"], "dp 4 = 4 ranks, but the cluster has 8 GPUs"),
         (["optimizer.master_weights=true"], "is modelled on one GPU only, not under zero"),
         (["model.frozen=[norm.*]"], "a flat parameter is trained whole: not modelled under zero"),

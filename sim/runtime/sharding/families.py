@@ -6,6 +6,7 @@ from sim.runtime.sharding.ddp import DistributedDataParallel
 from sim.runtime.sharding.family import Family
 from sim.runtime.sharding.fsdp1_family import FullyShardedDataParallel
 from sim.runtime.sharding.zero import ZeroPartition
+from sim.runtime.sharding.zero3 import ZeroParameters
 from sim.runtime.tape import Tape
 from sim.scenario.setup import Setup
 
@@ -15,7 +16,8 @@ def make_family(tape: Tape, setup: Setup) -> Family | None:
     if setup.ddp is not None:
         return DistributedDataParallel(tape, setup.ddp)
     if setup.fsdp1 is not None:
-        return FullyShardedDataParallel(tape, setup.fsdp1, setup.precision)
+        return FullyShardedDataParallel(tape, setup.fsdp1, setup.precision, setup.torch)
     if setup.zero is not None:
-        return ZeroPartition(tape, setup.zero, setup.precision)
+        stages = ZeroParameters if setup.zero.stage == 3 else ZeroPartition
+        return stages(tape, setup.zero, setup.precision)
     return None

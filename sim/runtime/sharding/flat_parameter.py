@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.model.module import Parameter
 from sim.program.kernels import ITEM_BYTES, Collective
-from sim.program.program import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, Owner
+from sim.program.program import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, DATA, Owner
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op
 from sim.runtime.recorder import Operators
@@ -184,9 +184,19 @@ class FlatParameter:
             self.gathered.stream = UNSHARD
             self.gathered.fill()
             work = Collective("all_gather", self.gathered.bytes, "fsdp", policy.ranks, policy.gathered_dtype)
-            recorder.collective(work, UNSHARD)
+            self.communicate(work, UNSHARD)
         if policy.splits:
             self._drop_low_precision(UNSHARD)
+
+    def communicate(self, work: Collective, stream: int) -> None:
+        """A collective of the shard group, on the present stream or on the communicator's own, which is waited for."""
+        recorder = self.tape.recorder
+        if not self.policy.one_nccl_stream:
+            recorder.collective(work, stream)
+            return
+        recorder.stream_waits_stream(DATA, stream)
+        recorder.collective(work, DATA)
+        recorder.stream_waits_stream(stream, DATA)
 
     def use_views(self) -> None:
         """The parameters that forward sees: views of the flat one, whoever switched gradients off."""

@@ -41,6 +41,8 @@ class Policy:
     gathered_dtype: str
     reduce_dtype: str
     cast_inputs: str | None
+    one_nccl_stream: bool
+    """Collectives of the shard group run one after the other, from whatever stream they come."""
 
     @property
     def casts(self) -> bool:

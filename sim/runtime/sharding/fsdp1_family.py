@@ -13,9 +13,13 @@ from sim.runtime.sharding.fsdp1 import Policy, Shared, Unit
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 from sim.scenario.setup import Fsdp1, Precision
+from sim.scenario.versions import minor_of
+
+CURRENT_STREAM_FROM = (2, 8)
+"""PyTorch that runs synchronous collectives on the caller's stream; before, a communicator had one of its own."""
 
 
-def policy_of(fsdp: Fsdp1, precision: Precision) -> Policy:
+def policy_of(fsdp: Fsdp1, precision: Precision, torch: str) -> Policy:
     """MixedPrecision and the rest. Without it gradients are reduced in the parameters' own dtype."""
     mixed = not precision.autocast and precision.compute != precision.parameters
     return Policy(
@@ -31,16 +35,17 @@ def policy_of(fsdp: Fsdp1, precision: Precision) -> Policy:
         gathered_dtype=precision.compute if mixed else precision.parameters,
         reduce_dtype=precision.reduce,
         cast_inputs=precision.compute if mixed and fsdp.cast_forward_inputs else None,
+        one_nccl_stream=minor_of(torch) < CURRENT_STREAM_FROM,
     )
 
 
 class FullyShardedDataParallel(Family):
     """The family. Shards are made on the host and moved: blocks first, then the root, as module.to goes."""
 
-    def __init__(self, tape: Tape, fsdp: Fsdp1, precision: Precision) -> None:
+    def __init__(self, tape: Tape, fsdp: Fsdp1, precision: Precision, torch: str) -> None:
         super().__init__(tape)
         self.fsdp = fsdp
-        self.shared = Shared(tape, policy_of(fsdp, precision))
+        self.shared = Shared(tape, policy_of(fsdp, precision, torch))
         self._zero: Tensor | None = None
 
     def wrap(self, model: Module, blocks: Sequence[Module], outer: Sequence[Module]) -> None:

@@ -49,7 +49,7 @@ def _reduce_shards(tape: Tape, parameter: FlatParameter, gradient: Tensor) -> No
     before = predivide_factor(world)
     _divide(tape, gradient, before, REDUCE_SCATTER)
     work = Collective("reduce_scatter", gradient.bytes, "fsdp", policy.ranks, gradient.dtype)
-    recorder.collective(work, REDUCE_SCATTER)
+    parameter.communicate(work, REDUCE_SCATTER)
     stream = REDUCE_SCATTER
     if policy.replicas > 1:
         stream = ALL_REDUCE
@@ -68,12 +68,12 @@ def _reduce_shards(tape: Tape, parameter: FlatParameter, gradient: Tensor) -> No
 
 def _sum_whole(tape: Tape, parameter: FlatParameter, gradient: Tensor) -> None:
     """_reduce_grad_no_shard: what was summed before is part of the gradient that is summed now."""
-    recorder, policy = tape.recorder, parameter.policy
+    policy = parameter.policy
     before = predivide_factor(policy.ranks)
     _divide(tape, gradient, before, REDUCE_SCATTER)
     if policy.ranks > 1:
         work = Collective("all_reduce", gradient.bytes, "fsdp", policy.ranks, gradient.dtype)
-        recorder.collective(work, REDUCE_SCATTER)
+        parameter.communicate(work, REDUCE_SCATTER)
     _divide(tape, gradient, policy.ranks / before, REDUCE_SCATTER)
     _give(parameter, _cast(tape, gradient, policy.original_dtype, REDUCE_SCATTER, Owner.GRADIENT))
 

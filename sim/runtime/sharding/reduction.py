@@ -105,6 +105,9 @@ class Reduction:
             else:
                 self.tape.recorder.memory_bound("aten::add_", "elementwise", 3 * gradient.bytes, stream)
             del gradient
+            if p.sharded.after_accumulate is not None:  # a step inside backward, on the stream of the reduction
+                with self.tape.recorder.on_stream(stream):
+                    p.sharded.after_accumulate(p.sharded)
 
     def _offload(self, owners: list[ShardedParameter], dtype: str, stream: int) -> None:
         """CPUOffloadPolicy: a copy to the host per parameter. The first of a step is not waited for before the final

@@ -82,7 +82,7 @@ class ZeroPartition(Family):
 
     def make_optimizer(self, parameters: list[Tensor], setup: Optimizer) -> StepOptimizer:
         assert self._main is not None and self._flat is not None
-        self.step_of = PartitionStep(self.tape, self._main, self._flat, self.zero.degree, setup)
+        self.step_of = PartitionStep(self.tape, [self._main], self._flat, self.zero.degree, setup)
         return self.step_of
 
     def begin(self, last: bool) -> None:

@@ -5,6 +5,8 @@ Source: DeepSpeed 0.19.8, stage_1_and_2.py (step, get_grad_norm_direct); recorde
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import COMPUTE, Owner
 from sim.runtime.optimizer import StepOptimizer
@@ -17,16 +19,32 @@ NORM_BYTES = 8  # norms are taken in fp64
 
 
 class PartitionStep(StepOptimizer):
-    """`main`: the own part in fp32; `flat`: the parameters of the model, of which it is a part."""
+    """`mains`: the own part in fp32, whole or in sub-groups that are stepped one by one; `flat`: the parameters of the
+    model, of which it is a part (stage 3: the part). `sizes`: gradients that belong to each sub-group; None: all.
 
-    def __init__(self, tape: Tape, main: Tensor, flat: Tensor, ranks: int, setup: Optimizer) -> None:
-        super().__init__(tape, [main], setup.variant)
-        self.main = main
+    `before` a step and `after` it, instead of gathering all parameters, something may be called.
+    """
+
+    def __init__(
+        self, tape: Tape, mains: list[Tensor], flat: Tensor, ranks: int, setup: Optimizer,
+        sizes: list[int] | None = None, before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(tape, mains, setup.variant)
+        self.mains = mains
         self.flat = flat
         self.ranks = ranks
+        self.sizes = sizes
+        self.before = before
+        self.after = after
         self.clips = setup.clip_norm is not None
-        self.inner = make_optimizer(tape, [main], setup)
+        self.inner = [make_optimizer(tape, [main], setup) for main in mains]
         self._kept: list[Tensor] = []
+
+    @property
+    def keeps(self) -> bool:
+        """There are gradients of an earlier micro-batch."""
+        return bool(self._kept)
 
     def keep(self, gradients: list[Tensor]) -> None:
         """Averaged gradients of the own part after a backward; those of further micro-batches are added."""
@@ -39,6 +57,8 @@ class PartitionStep(StepOptimizer):
     def prepare(self) -> None:
         """Does any gradient overflow? Then the norm, in double precision, gradient by gradient."""
         recorder = self.tape.recorder
+        if self.before is not None:
+            self.before()
         for gradient in self._kept:
             recorder.memory_bound("aten::amax", "reduce", gradient.bytes)
             recorder.memory_bound("aten::amin", "reduce", gradient.bytes)
@@ -53,24 +73,35 @@ class PartitionStep(StepOptimizer):
         recorder.sync(recorder.record(COMPUTE))
 
     def step(self) -> None:
-        tape, recorder, main = self.tape, self.tape.recorder, self.main
-        several = len(self._kept) > 1
-        joined = tape.empty(main.shape, self.flat.dtype, owner=Owner.GRADIENT) if several else None
+        whole = list(self._kept)
+        for number, main in enumerate(self.mains):
+            count = len(whole) if self.sizes is None else self.sizes[number]
+            own, whole = whole[:count], whole[count:]
+            if number == len(self.mains) - 1:
+                self._kept.clear()
+            self._step_group(number, main, own)
+        if self.after is not None:
+            self.after()
+        elif self.ranks > 1:
+            work = Collective("all_gather", self.flat.bytes, "dp", self.ranks, self.flat.dtype)
+            self.tape.recorder.collective(work, COMPUTE)
+
+    def _step_group(self, number: int, main: Tensor, gradients: list[Tensor]) -> None:
+        """Join the gradients, cast them, step, and write the parameters."""
+        tape, recorder = self.tape, self.tape.recorder
+        joined = tape.empty(main.shape, self.flat.dtype, owner=Owner.GRADIENT) if len(gradients) > 1 else None
         if joined is not None:
             recorder.memory_bound("aten::cat", "copy", 2 * joined.bytes)
         main.grad = tape.empty(main.shape, "fp32", owner=Owner.GRADIENT)
-        item = ITEM_BYTES[self.flat.dtype]
-        recorder.memory_bound("aten::copy_", "elementwise", main.bytes + main.elements * item)
+        moved = main.bytes + main.elements * ITEM_BYTES[self.flat.dtype]
+        recorder.memory_bound("aten::copy_", "elementwise", moved)
         del joined
-        self._kept.clear()
+        gradients.clear()
         if self.clips:
             recorder.memory_bound("aten::mul_", "elementwise", 2 * main.bytes)
-        self.inner.step()
+        self.inner[number].step()
         main.grad = None
-        recorder.memory_bound("aten::copy_", "elementwise", main.bytes + main.elements * item)
-        if self.ranks > 1:
-            work = Collective("all_gather", self.flat.bytes, "dp", self.ranks, self.flat.dtype)
-            recorder.collective(work, COMPUTE)
+        recorder.memory_bound("aten::copy_", "elementwise", moved)
 
     def _agree(self, size_bytes: int, dtype: str) -> None:
         if self.ranks > 1:
