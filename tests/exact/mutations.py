@@ -169,7 +169,7 @@ def recomputation_runs_to_the_end(patch: Patch) -> None:
 
 
 def selective_checkpointing_keeps_nothing(patch: Patch) -> None:
-    patch.setattr(Selective, "_keeps", lambda *arguments: False)
+    patch.setattr(Selective, "keeps", lambda *arguments: False)
 
 
 def selective_outputs_die_after_the_recomputation(patch: Patch) -> None:

@@ -13,7 +13,7 @@ from sim.cost.profile import profile_names
 from sim.scenario import ScenarioError, load_scenario, load_text
 from sim.scenario.names import FRAMEWORKS, PROFILES
 from sim.scenario.schema import ScenarioFile
-from sim.scenario.sections import _model_in
+from sim.scenario.sections import model_in
 from tests.unit.test_scenario_problems import VALID, problems
 
 UNITS = "parallel.fsdp.units=torchtitan_2026"
@@ -143,7 +143,7 @@ def fields(section: Any, path: str = "") -> list[str]:
     """Dotted paths of all fields below a section that are no sections themselves."""
     found = []
     for name, field in section.model_fields.items():
-        inner = _model_in(field.annotation)
+        inner = model_in(field.annotation)
         if inner is not None and name not in ("layers", "strategies"):
             found += fields(inner, f"{path}{name}.")
         elif name not in ("extends", "strategies"):
