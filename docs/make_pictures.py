@@ -20,6 +20,7 @@ DOCS = Path(__file__).resolve().parent
 SCENARIOS = DOCS.parent / "scenarios"
 STRATEGIES, MEGATRON, CONTEXT = "strategies.yaml", "megatron_recompute.yaml", "context_parallel.yaml"
 ADAPTERS, EXPERTS, SHARDING = "lora.yaml", "moe.yaml", "sharding_families.yaml"
+COMPILED = "compiled.yaml"
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "segments": (STRATEGIES, ("none", "full", "every-2", "segments-of-4")),
     "sequential": (STRATEGIES, ("sequential-4", "uneven")),
@@ -27,6 +28,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "reentrant": (STRATEGIES, ("full", "reentrant")),
     "inside": (STRATEGIES, ("attention-inside", "mlp-inside", "selective", "per-layer")),
     "megatron": (MEGATRON, ("none", "core-attention", "all-three", "flash")),
+    "compiled": (COMPILED, ("eager", "compiled", "loss-too", "float8")),
     "evaluation": (STRATEGIES, ("no_grad", "forgot-no_grad")),
     "optimizers": (STRATEGIES, ("none", "sgd", "adamw-8bit", "step-in-backward")),
     "loss": (STRATEGIES, ("whole-loss", "chunked-logits", "chunked-head", "none")),

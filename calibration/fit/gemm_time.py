@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from calibration.fit.evidence import Floats
-from sim.cost.gemm import FP8_QUANTIZE_BYTES, SPLIT_BYTES_PER_OUTPUT, SPLITS, TILES, GemmForm
+from sim.cost.gemm import SPLIT_BYTES_PER_OUTPUT, SPLITS, TILES, GemmForm
 from sim.cost.gpu import peak_flops_per_ns
 from sim.program.kernels import ITEM_BYTES
 
@@ -43,8 +43,7 @@ class Products:
     def bytes(self) -> Floats:
         item = ITEM_BYTES[self.dtype]
         out = (2 if self.dtype == "fp8" else item) * (2 if self.accumulate else 1)
-        quantize = FP8_QUANTIZE_BYTES * self.m * self.k if self.dtype == "fp8" else 0.0
-        moved = item * (self.m * self.k + self.k * self.n) + quantize + out * self.m * self.n
+        moved = item * (self.m * self.k + self.k * self.n) + out * self.m * self.n
         return np.asarray(self.batch * moved)
 
 

@@ -47,7 +47,12 @@ def power_limited(folder: Path, fitted: Figures) -> Figures:
             f"rule: {rate:g} at {POWER_SAMPLED_W} W (aiconfigurator H200, power sampled) x {watts} W; in proportion is "
             "the least that a power limit leaves, maxima of other cards fall with its fourth root; measure it"
         )
-        figures[profile] = {"gemm.efficiency": Figure(significant(value), "scaled", source, sigma=POWER_SIGMA)}
+        in_8_bit = fitted["h100-sxm"]["gemm.fp8.efficiency"].value * watts / POWER_SAMPLED_W
+        same = f"rule: as products in 16 bit, x {watts} W / {POWER_SAMPLED_W} W"
+        figures[profile] = {
+            "gemm.efficiency": Figure(significant(value), "scaled", source, sigma=POWER_SIGMA),
+            "gemm.fp8.efficiency": Figure(significant(in_8_bit), "scaled", same, sigma=POWER_SIGMA),
+        }
     return figures
 
 

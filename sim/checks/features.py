@@ -113,6 +113,18 @@ FEATURES = (
         value=lambda f: "transformers",
     ),
     Feature(
+        name="8-bit products",
+        path="precision.float8",
+        needed=lambda f: _float8(f),
+        value=lambda f: "rowwise" if f.says("precision", "rowwise") else "tensorwise",
+    ),
+    Feature(
+        name="8-bit gathers",
+        path="parallel.fsdp.float8_all_gather",
+        needed=lambda f: _float8(f) and f.tp == 1 and (f.dp or 1) > 1 and not f.says("precision", "rowwise"),
+        value=lambda f: True,
+    ),
+    Feature(
         name="adapters before attention (LLaMA-Adapter)",
         path="model.prefix_adapter",
         needed=lambda f: f.says("notes", PREFIX_ADAPTER),
@@ -120,7 +132,7 @@ FEATURES = (
     Feature(
         name="8-bit or 4-bit numbers",
         path="precision.matmul",
-        needed=lambda f: f.says("precision", EIGHT_BIT) and not is_four_bit(f),
+        needed=lambda f: f.says("precision", EIGHT_BIT) and not (is_four_bit(f) or _float8(f)),
     ),
     Feature(
         name="SGD or AdamW in 8 bit",
@@ -210,7 +222,7 @@ FEATURES = (
         path="offload.states",
         needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
     ),
-    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: {}),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -234,9 +246,18 @@ FEATURES = (
 )
 
 
+def _compile(facts: Facts) -> dict[str, bool]:
+    return {"loss": True} if software_of(facts).compiled_loss and facts.pp == 1 else {}
+
+
+def _float8(facts: Facts) -> bool:
+    """torchao's linears, which torchtitan compiles; Transformer Engine's and LLMQ's are other programs."""
+    return facts.says("precision", "float8") and compiled(facts)
+
+
 def compiled(facts: Facts) -> bool:
-    """With offload, adapters or steps inside backward, compiled blocks are played in eager mode."""
-    eager = _offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD)
+    """With offload, adapters, steps inside backward, tensor or context parallelism, blocks are played in eager mode."""
+    eager = _offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD) or facts.tp * facts.cp > 1
     return facts.says("compile", "^yes") and not eager
 
 

@@ -46,6 +46,8 @@ class Software:
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
     reentrant: bool = False
     """Its recomputation is reentrant: a backward within the backward, which never stops early."""
+    compiled_loss: bool = False
+    """Where it compiles, it compiles the loss too."""
     sharding: str = ""
     """Label of the data parallelism that it uses where the row prints none."""
     memory: Counter = "allocated"
@@ -91,6 +93,14 @@ KNOWN = (
         optimizer="foreach",
         sharding="fsdp2",
         memory="reserved",
+    ),
+    Software(
+        name="torchtitan",
+        pattern=r"torchtitan .*2025",
+        zero_grad="start",
+        sharding="fsdp2",
+        memory="reserved",
+        compiled_loss=True,
     ),
     Software(name="torchtitan", pattern=r"torchtitan (PR|issue)#\d{4}", sharding="fsdp2", memory="reserved"),
     Software(

@@ -25,7 +25,6 @@ from sim.program.kernels import ITEM_BYTES, Gemm
 TILES = (64, 128, 256)
 SPLITS = (1, 2, 4, 8, 16)
 SPLIT_BYTES_PER_OUTPUT = 8  # fp32 written by each split and read back by the reduction
-FP8_QUANTIZE_BYTES = 3  # per element of A: read in 16 bit, written in 8 (COSTS.md 1.5; +-25 %)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +138,8 @@ def tile_count(work: Gemm, tile_m: int, tile_n: int, split: int) -> int:
 
 
 def gemm_bytes(work: Gemm) -> int:
-    """Bytes read and written: both inputs, the output (16 bit for fp8 inputs), C once more where it accumulates.
-
-    An fp8 product includes the pass that quantises A, as the measured ones do.
-    """
+    """Bytes read and written: both inputs, the output (16 bit for fp8 inputs), C once more where it accumulates."""
     item = ITEM_BYTES[work.dtype]
     out = 2 if work.dtype == "fp8" else item
     inputs = item * (work.m * work.k + work.k * work.n)
-    quantize = FP8_QUANTIZE_BYTES * work.m * work.k if work.dtype == "fp8" else 0
-    return work.batch * (inputs + quantize + out * work.m * work.n * (2 if work.accumulate else 1))
+    return work.batch * (inputs + out * work.m * work.n * (2 if work.accumulate else 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from sim.model.quantized import Nf4Weight
 from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.compiled.region import CompiledLoss
 from sim.runtime.host_adamw import HostAdamW
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients, Replicas
@@ -105,6 +106,7 @@ class TrainingRun:
         cuts = setup.context.degree > 1 and self.config.implementation == "torchtitan"
         self.context = TorchContext(self.tape, setup.context) if cuts else None
         self.family = make_family(self.tape, setup)
+        self.compute_loss: Callable[..., ModelTensor] = self.model.loss
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None
         self.logits: ModelTensor | None = None
@@ -118,7 +120,9 @@ class TrainingRun:
             blocks = [block for layers in stacks_of(model) for block in layers]
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.compile is not None:
-                outer = apply_compile(tape, model)
+                outer = apply_compile(tape, model, setup.precision.float8)
+                if setup.compile.loss:
+                    self.compute_loss = CompiledLoss(tape, model.loss)
             if setup.fsdp is not None:
                 communication = apply_fsdp(tape, model, model.managed_parameters(), blocks, outer, setup, self.host)
                 self.communications.append(communication)
@@ -282,7 +286,7 @@ class TrainingRun:
             if model.returns_logits and self.config.loss_chunks == 1:
                 self.logits = model(self.tokens)
                 with tape.computing_loss(self.logits):
-                    self.loss = Tensor.of(model.loss(self.logits, self.targets))
+                    self.loss = Tensor.of(self.compute_loss(self.logits, self.targets))
                 self.logits = self.logits if keep else None
             else:
                 loss, logits = model.compute_loss(self.tokens, self.targets)
@@ -301,6 +305,8 @@ class TrainingRun:
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
             optimizer.step()
+            for communication in self.communications:
+                communication.scale_matrices(self.tape)
         mark(f"s{number}.opt")
         if self._zeroes_at("end"):
             self._zero_grad()

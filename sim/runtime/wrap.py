@@ -88,16 +88,16 @@ def _is_chosen(layer: Module, offload: Offload) -> bool:
     return offload.layers is None or int(layer.path.rpartition(".")[2]) in offload.layers
 
 
-def apply_compile(tape: Tape, model: Module) -> list[Module]:
+def apply_compile(tape: Tape, model: Module, float8: str | None) -> list[Module]:
     """Compile every layer, whatever wraps it so far; layers of equal structure share what is traced. Returns, per layer,
     the module that FSDP wraps."""
     layers = layers_of(model)
     plans: dict[object, dict[Any, Plan]] = {}
-    layers.items = [CompiledBlock(tape, layer, plans.setdefault(structure(layer), {})) for layer in layers]
+    layers.items = [CompiledBlock(tape, layer, plans.setdefault(structure(layer), {}), float8) for layer in layers]
     return list(layers)
 
 
-def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPolicy:
+def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int, is_block: bool = False) -> UnitPolicy:
     """PyTorch's MixedPrecisionPolicy and the rest, for one unit."""
     mixed = not precision.autocast and precision.compute != precision.parameters
     return UnitPolicy(
@@ -106,6 +106,7 @@ def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int) -> UnitPo
         reshard_after_forward=_meant(reshard, fsdp.degree),
         original_dtype=precision.parameters,
         param_dtype=precision.compute if mixed else None,
+        matrix_dtype="fp8" if fsdp.float8_all_gather and is_block else None,
         reduce_dtype=precision.reduce,
         cast_inputs=precision.compute if mixed and fsdp.cast_forward_inputs else None,
         cpu_offload=fsdp.cpu_offload,
@@ -156,7 +157,9 @@ def apply_fsdp(
         reshard_root = root_reshard if root_reshard and _honours_root_reshard(setup.torch) else False
         Unit(tape, communication, "root", [model], rest, unit_policy(fsdp, precision, reshard_root))
     for name, module, unit_slots, reshard_block in own:
-        Unit(tape, communication, name, [module], unit_slots, unit_policy(fsdp, precision, reshard_block))
+        Unit(
+            tape, communication, name, [module], unit_slots, unit_policy(fsdp, precision, reshard_block, is_block=True)
+        )
     if last_unit is not None:
         Unit(tape, communication, *last_unit)
     _prefetch_lists(communication, fsdp)

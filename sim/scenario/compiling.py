@@ -8,7 +8,7 @@ from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.compile_section import CompileSection
 from sim.scenario.document import Document
 from sim.scenario.offload import OffloadSection
-from sim.scenario.schema import ParallelSection, PrecisionSection
+from sim.scenario.schema import FsdpSection, ParallelSection, PrecisionSection
 from sim.scenario.setup import SPLITS_BACKWARD, Compile
 
 FLASH_FROM = (8, 0)
@@ -21,6 +21,7 @@ NOT_COMPILED = ("segment", "sequential", "nested", "boundaries", "inside", "disc
 
 def check_compile(
     document: Document,
+    section: CompileSection,
     model: ModelConfig | ChainConfig,
     cluster: Cluster | None,
     precision: PrecisionSection | None,
@@ -56,7 +57,7 @@ def check_compile(
         if choice is not None and (choice.inside or choice.discard or choice.reentrant):
             document.problem(("checkpoint", "layers"), "with compile, a layer is checkpointed as a whole", show=False)
             break
-    for name in ("fsdp1", "zero", "context"):
+    for name in ("fsdp1", "zero", "context", "tensor"):
         if getattr(parallel, name) is not None:
             message = "is modelled in eager mode only"
             document.problem(("parallel", name), message, show=False)
@@ -65,10 +66,33 @@ def check_compile(
     if parallel.pipeline is not None and parallel.pipeline.schedule in SPLITS_BACKWARD:
         message = "splits backward, which a compiled block runs as one function: use 1f1b or interleaved"
         document.problem(("parallel", "pipeline", "schedule"), message)
+    if section.loss and (model.implementation != "torchtitan" or parallel.pipeline is not None):
+        document.problem(("compile", "loss"), "is modelled for torchtitan without a pipeline only")
+    elif section.loss and model.loss_chunks > 1:
+        document.problem(("compile", "loss"), "is modelled for a whole loss: model.loss_chunks must be 1")
     if offload is not None:
         document.problem(("offload",), "is modelled in eager mode only, not with compile", show=False)
 
 
+def check_float8(
+    document: Document, precision: PrecisionSection, compiled: bool, cluster: Cluster | None, fsdp: FsdpSection | None
+) -> None:
+    """Casts need fusing and tensor cores need 8 bit; gathering in 8 bit needs one scale per tensor."""
+    path = ("precision", "float8")
+    if precision.float8 is not None and not compiled:
+        document.problem(path, "is modelled in compiled blocks only, where its casts are fused: add compile: {}")
+    if precision.float8 is not None and cluster is not None and "fp8" not in dict(cluster.gpu.peaks):
+        document.problem(path, f"{cluster.gpu.title} has no 8-bit matrix units")
+    if fsdp is None or not fsdp.float8_all_gather:
+        return
+    gather = ("parallel", "fsdp", "float8_all_gather")
+    if precision.float8 != "tensorwise":
+        document.problem(gather, "gathers matrices with one scale each: needs precision.float8: tensorwise")
+    if fsdp.cpu_offload or (type(fsdp.reshard_after_forward) is int):
+        what = "cpu_offload" if fsdp.cpu_offload else "reshard_after_forward to fewer ranks"
+        document.problem(gather, f"is not modelled with {what}", show=False)
+
+
 def resolve_compile(section: CompileSection | None) -> Compile | None:
     """What the section means."""
-    return None if section is None else Compile()
+    return None if section is None else Compile(**section.model_dump())

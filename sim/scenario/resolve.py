@@ -25,7 +25,7 @@ from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.compile_section import CompileSection
-from sim.scenario.compiling import check_compile, resolve_compile
+from sim.scenario.compiling import check_compile, check_float8, resolve_compile
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
@@ -166,7 +166,9 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
     compiled: CompileSection | None = sections.get("compile")
     if compiled is not None and model and sections.whole("checkpoint", "parallel"):
-        check_compile(document, model, cluster, precision, checkpoint, parallel, offload)
+        check_compile(document, compiled, model, cluster, precision, checkpoint, parallel, offload)
+    if precision and sections.whole("compile", "parallel", "precision"):
+        check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         if parallel.zero is not None:
             check_zero_precision(document, precision)
@@ -349,7 +351,7 @@ def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precisio
     if autocast is None:
         alone = parallel.fsdp is None and parallel.fsdp1 is None and parallel.zero is None
         autocast = alone and section.compute != section.parameters
-    return Precision(parameters=section.parameters, compute=section.compute, reduce=section.reduce, autocast=autocast)
+    return Precision(**{**section.model_dump(), "autocast": autocast})
 
 
 def _optimizer(section: OptimizerSection | None) -> Optimizer | None:

@@ -41,6 +41,7 @@ from sim.scenario.kinds import (
     Version,
 )
 from sim.scenario.lora import LoraSection
+from sim.scenario.megatron_section import DataSection, TensorSection
 from sim.scenario.model_fields import EncoderFields
 from sim.scenario.offload import OffloadSection
 from sim.scenario.section import Section
@@ -216,32 +217,12 @@ class FsdpSection(Section):
     keep unsharded gradients meanwhile."""
     cast_forward_inputs: bool = True
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
+    float8_all_gather: bool = False
+    """Blocks' matrices are cast to 8 bit before the all-gather (torchao's enable_fsdp_float8_all_gather), with scales
+    computed for all of them after the optimizer. Needs precision.float8: tensorwise. Default: false."""
     cpu_offload: bool = False
     """CPUOffloadPolicy: parameters, gradients and optimizer states live in pinned host memory, and the CPU runs the
     optimizer. Default: false."""
-
-
-class TensorSection(Section):
-    """Tensor parallelism as Megatron's: every layer's matrices are split over ranks that lie side by side."""
-
-    degree: Ranks
-    """Ranks that share each layer; it divides heads, ffn_hidden and vocab. tensor x fsdp (or data) is the number of
-    GPUs."""
-    sequence_parallel: bool = False
-    """The ranks also share the tokens of norms, dropouts and residuals. Default: false."""
-
-
-class DataSection(Section):
-    """Data parallelism as Megatron's, with 16-bit parameters and fp32 main parameters."""
-
-    degree: Ranks
-    """Replicas of the model."""
-    distributed_optimizer: bool = False
-    """Main parameters and moments are split over the replicas (use-distributed-optimizer). Default: false."""
-    overlap: bool = False
-    """Gradients are reduced beside backward, in buckets (overlap-grad-reduce). Default: false, after it."""
-    gradient_accumulation_fusion: bool = True
-    """Products for weights' gradients add to the main gradients themselves. Default: true."""
 
 
 class PipelineSection(Section):
@@ -292,6 +273,9 @@ class PrecisionSection(Section):
     """Dtype of the matrix products. Default: bf16."""
     reduce: Dtype = "fp32"
     """Dtype of gradient reduction between ranks. Default: fp32."""
+    float8: Literal["tensorwise", "rowwise"] | None = None
+    """Products of the blocks' linear layers in 8 bit, as torchao's Float8Linear with dynamic scales: one per tensor, or per
+    row. The head stays in the compute dtype. Needs `compile`. Default: null."""
     autocast: bool | None = None
     """Use torch.autocast instead of casting parameters. Default: only on one GPU, if compute differs from parameters
     (nothing else would cast there)."""

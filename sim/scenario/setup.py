@@ -43,6 +43,8 @@ class Precision:
     compute: str = "bf16"
     reduce: str = "fp32"
     autocast: bool = False
+    float8: str | None = None
+    """Scales of 8-bit products in the blocks' linear layers: tensorwise or rowwise; None: products in `compute`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,9 @@ class Checkpoint(Region):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """torch.compile of each block by Inductor, checkpointing inside, FSDP outside."""
+    """torch.compile of each block by Inductor, checkpointing inside, FSDP outside; `loss`: of the loss too."""
+
+    loss: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,8 @@ class Fsdp:
     gradient_sync: Literal["every", "last"] = "every"
     cast_forward_inputs: bool = True
     cpu_offload: bool = False
+    float8_all_gather: bool = False
+    """Matrices of the blocks are cast to 8 bit before they are gathered; their scales are made after the optimizer."""
 
 
 FOLDED = ("zb-v", "dualpipe-v")

@@ -7,7 +7,6 @@ from typing import Any
 from sim.model.build import build_model
 from sim.model.calls import interpret
 from sim.model.catalogue import build_model as configure
-from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.compiled.region import Plan, make_plan
 from sim.runtime.recorder import Recorder
 from sim.runtime.regions import layers_of
@@ -15,7 +14,9 @@ from sim.runtime.selective import policy
 from sim.runtime.tape import DeviceFacts, Tape
 
 
-def plan_of(code: str, shape: dict[str, int], checkpoint: str, dtype: str = "bf16", **choices: Any) -> Plan:
+def plan_of(
+    code: str, shape: dict[str, int], checkpoint: str, dtype: str = "bf16", float8: str | None = None, **choices: Any
+) -> Plan:
     """`shape`: hidden, heads, kv_heads, ffn_hidden, micro_batch, seq_len; `checkpoint`: none, full or selective."""
     rows, length = shape["micro_batch"], shape["seq_len"]
     h, d = shape["hidden"], shape["hidden"] // shape["heads"]
@@ -39,8 +40,6 @@ def plan_of(code: str, shape: dict[str, int], checkpoint: str, dtype: str = "bf1
             ],
             "nanogpt": list,
         }[code]()
-        if checkpoint != "none":
-            save = ("attention", "every_second_matmul")
-            block = CheckpointWrapper(tape, block, policy(save) if checkpoint == "selective" else None)
+        selective = policy(("attention", "every_second_matmul"))() if checkpoint == "selective" else None
         tensors: Any = [x, *rotation, *(slot.tensor for slot in slots)]
-        return make_plan(block, tensors, slots, None, True, checkpoint != "none")
+        return make_plan(block.forward, tensors, slots, None, True, checkpoint != "none", selective, float8)

@@ -14,11 +14,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from sim.runtime.compiled.buffers import Step
+from sim.runtime.compiled.graph import Kind
 from tests.exact.compiled_plans import plan_of
 
-WRAPPERS: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(
+ALL: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(
     (Path(__file__).parent / "recordings" / "compiled_wrappers.yaml").read_text(encoding="utf-8")
 )
+WRAPPERS = [wrapper for wrapper in ALL if "float8" not in wrapper]
+FLOAT8 = [wrapper for wrapper in ALL if "float8" in wrapper]
 IDS = [wrapper["name"] for wrapper in WRAPPERS]
 LOWER_PEAK = {"mha fused, full"}
 """Forward: a cast is not kept for a later one of its size, 63 instead of 75 MB."""
@@ -54,7 +57,9 @@ def peak_bytes(steps: list[Step]) -> int:
 
 
 def plan(wrapper: dict[str, Any]) -> Any:
-    return plan_of("torchtitan", wrapper["shape"], wrapper["checkpoint"], norm=wrapper["norm"])
+    return plan_of(
+        "torchtitan", wrapper["shape"], wrapper["checkpoint"], float8=wrapper.get("float8"), norm=wrapper["norm"]
+    )
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=IDS)
@@ -77,3 +82,16 @@ def test_the_peak_of_forward_is_the_wrappers(wrapper: dict[str, Any]) -> None:
 def test_the_peak_of_backward_is_modelled_within_a_third(wrapper: dict[str, Any]) -> None:
     ours, truth = peak_bytes(plan(wrapper).backward), wrapper["backward"]["peak_bytes"]
     assert 0.65 < ours / truth < 1.01
+
+
+@pytest.mark.parametrize("wrapper", FLOAT8, ids=[wrapper["name"] for wrapper in FLOAT8])
+def test_float8_linears_are_the_wrappers(wrapper: dict[str, Any]) -> None:
+    """Forward: launches are equal, bytes but for scales (some of torchao's are single numbers in a second dtype)."""
+    made = plan(wrapper)
+    truth = {kind: count for kind, count in wrapper["forward"].items() if not kind.endswith("_bytes")}
+    assert launches(made.forward) == truth
+    assert abs(peak_bytes(made.forward) - wrapper["forward"]["peak_bytes"]) < 64
+    left = [made.output, *(v for v in made.saved if v.kind is not Kind.INPUT)]
+    assert abs(sum(v.bytes for v in left) - wrapper["forward"]["left_bytes"]) < 64
+    if "backward" in wrapper:
+        assert launches(made.backward)["product"] == wrapper["backward"]["product"]

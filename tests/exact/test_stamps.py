@@ -130,6 +130,14 @@ def test_compiled_llama_under_fsdp(implementation: str, checkpoint: str) -> None
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+@pytest.mark.parametrize("gather", [False, True])
+def test_float8_llama_under_fsdp(gather: bool) -> None:
+    text = LLAMA.replace("IMPLEMENTATION", "torchtitan").replace("reduce: fp32", "reduce: fp32, float8: tensorwise")
+    text = text.replace("fsdp: {degree: 8}", f"fsdp: {{degree: 8, float8_all_gather: {str(gather).lower()}}}")
+    setup = setup_of(text + "compile: {}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_gpt_on_one_gpu(dropout: str, checkpoint: str) -> None:

@@ -64,7 +64,8 @@ def _gemm() -> pd.DataFrame:
     for source in gemm.SOURCES:
         for dtype, name in (("bf16", "bfloat16"), ("fp8", "fp8")):
             if dtype == "bf16" or source.fp8_costs:
-                us = gemm.predict_us(source.gpu, Products.of(_shapes(), dtype), **GEMM)
+                predict = gemm.predict_us if dtype == "bf16" else gemm.predict_fp8_us
+                us = predict(source.gpu, Products.of(_shapes(), dtype), **GEMM)
                 parts.append(_shapes().assign(gpu=source.file_gpu, dtype=name, us=us, src="test"))
     return pd.concat(parts)
 

@@ -77,6 +77,18 @@ def test_nothing_of_a_region_outlives_its_step() -> None:
     assert alive(first) == alive(second)
 
 
+def test_a_compiled_loss_keeps_the_logits_alone() -> None:
+    """Of 16-bit logits eager mode makes fp32 copies: theirs, their log probabilities', the gradients'."""
+
+    def loss_bytes(p: Program) -> int:
+        sizes = zip(p.mem_bytes.tolist(), list(p.owners), p.mem_kind.tolist(), p.mem_handle.tolist())
+        return sum(size for size, _, kind, handle in sizes if kind == Mem.ALLOC and p.owners[handle] == Owner.LOSS)
+
+    eager, compiled = program("torchtitan", "compile: {}\n"), program("torchtitan", "compile: {loss: true}\n")
+    assert moved_bytes(compiled) < moved_bytes(eager)
+    assert loss_bytes(compiled) < loss_bytes(eager) / 2
+
+
 REFUSED = {
     "megatron": (TINY.replace("PRESET", "gpt-tiny").replace("CODE", "megatron"), "compile: {}", "megatron's gpt blocks"),
     "fp32": (TINY.replace("PRESET", "llama-tiny").replace("CODE", "torchtitan").replace("bf16", "fp32"), "compile: {}", "fp32"),
@@ -96,6 +108,18 @@ REFUSED = {
         "compile: {}\nparallel: {fsdp1: {degree: 2}}",
         "eager mode only",
     ),
+    "float8 in eager mode": (GPT2.replace("compute: bf16", "compute: bf16, float8: tensorwise"), "", "add compile"),
+    "float8 on an A100": (
+        GPT2.replace("h100", "a100").replace("compute: bf16", "compute: bf16, float8: rowwise"),
+        "compile: {}",
+        "no 8-bit matrix units",
+    ),
+    "8-bit gathers with scales per row": (
+        GPT2.replace("gpus_per_node: 1", "gpus_per_node: 2").replace("compute: bf16", "compute: bf16, float8: rowwise"),
+        "compile: {}\nparallel: {fsdp: {degree: 2, float8_all_gather: true}}",
+        "one scale each",
+    ),
+    "the loss of another code": (GPT2, "compile: {loss: true}", "for torchtitan"),
     "split backward": (
         GPT2.replace("gpus_per_node: 1", "gpus_per_node: 2").replace("transformers", "nanogpt"),
         "compile: {}\nparallel: {pipeline: {degree: 2, schedule: zb-h1}}",

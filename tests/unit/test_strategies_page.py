@@ -12,7 +12,9 @@ from tests.unit.scenarios import ROOT
 
 PAGE = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
 PICTURES = re.findall(r"!\[\w+\]\((img/strategies/\w+\.png)\)", PAGE)
-SCENARIOS = ("strategies.yaml", "megatron_recompute.yaml", "moe.yaml", "lora.yaml", "sharding_families.yaml")
+SCENARIOS = (
+    "strategies.yaml", "megatron_recompute.yaml", "compiled.yaml", "moe.yaml", "lora.yaml", "sharding_families.yaml",
+)  # fmt: skip
 
 
 def families() -> dict[str, tuple[str, tuple[str, ...]]]:

@@ -124,6 +124,8 @@ def _partner(value: Value, sources: dict[Value, int], steps: list[Step], home: d
         fits = _domain(value) in domains or (step in makers and value.elements * 8 <= largest[0] and not value.column)
         if not fits or value.column != step.column:
             continue
+        if any((source.whole or source.column) and home.get(source) is step for source in sources):
+            continue
         shared = sum(source.bytes for source in sources if source in step.reads or source in step.members)
         others = makers - {step}
         if shared and not _leads(step, others, home) and (best is None or (shared, number) > best[:2]):

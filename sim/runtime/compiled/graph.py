@@ -48,13 +48,14 @@ class Extern:
 class Value(ModelTensor):
     """A tensor of the graph. `number` counts values in the order of the trace; `users` are later ones.
 
-    `column`: a reduction over rows. `recomputable`: pointwise, but the partitioner never computes it again. `random`:
+    `column`: a reduction over rows; `whole`: one to a single number, which a kernel of its own finishes.
+    `recomputable`: pointwise, but the partitioner never computes it again. `random`:
     the same for what draws random numbers. `parameter`: an input that lives anyway, so that saving it is free.
     """
 
     __slots__ = (
         "aten", "column", "dtype", "extern", "forward", "inputs", "kind", "number", "parameter", "part", "random",
-        "recomputable", "requires_grad", "shape", "strides", "users", "wish",
+        "recomputable", "requires_grad", "shape", "strides", "users", "whole", "wish",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +76,7 @@ class Value(ModelTensor):
         self.recomputable = True
         self.random = False
         self.column = False
+        self.whole = False
         self.part = 0
         self.wish = Wish.NONE
         self.extern: Extern | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, cast
+from typing import Any
+from typing import cast as typed
 
-from sim.runtime.compiled.elementwise import autocast_to, plain_view, reshape, to
+from sim.runtime.compiled.elementwise import add, autocast_to, plain_view, reshape, to
+from sim.runtime.compiled.float8 import cast, layout, scale
 from sim.runtime.compiled.graph import Extern, Value
 from sim.runtime.compiled.trace import Gradients, Meta, NotCompilable, Tracer, rule
 from sim.runtime.ops.flash import Flash, flash_backward
@@ -13,20 +15,30 @@ from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
 
-def product(t: Tracer, aten: str, inputs: tuple[Value, ...], m: int, n: int, k: int, stored: tuple[int, int]) -> Value:
-    """A product of m x k and k x n, in a result of shape `stored`."""
+def product(
+    t: Tracer, aten: str, inputs: tuple[Value, ...], m: int, n: int, k: int, stored: tuple[int, ...], dtype: str = ""
+) -> Value:
+    """A product of m x k and k x n, in a result of shape `stored` (and `dtype`; default: the inputs')."""
+    of_inputs = inputs[-1].dtype
+    name = "aten::_scaled_mm" if of_inputs == "fp8" else aten.replace(".", "::")
 
     def run(tape: Tape, _: list[Tensor], out: Tensor | None) -> tuple[Tensor, ...]:
-        assert out is not None
-        return (tape.matmul_out(aten.replace(".", "::"), m, n, k, out.dtype, out=out),)
+        return (tape.matmul_out(name, m, n, k, of_inputs, out=out),)
 
-    return t.extern(aten, inputs, Extern(run, planned=True), Meta(stored, inputs[-1].dtype))[0]
+    return t.extern(aten, inputs, Extern(run, planned=True), Meta(stored, dtype or of_inputs))[0]
 
 
 @rule("linear")
 def linear(t: Tracer, x: Value, weight: Value, bias: Value | None) -> Value:
-    """F.linear on [..., in]: weight [out, in]."""
-    return _linear(t, x, weight, bias, weight.shape[0])
+    """F.linear on [..., in]: weight [out, in]; in 8 bit where asked for and both sizes are multiples of 16."""
+    n, k = weight.shape
+    if t.float8 is None or n % 16 or k % 16:
+        return _linear(t, x, weight, bias, n)
+    if t.autocast_dtype:
+        bias, weight, x = (typed(Any, autocast_to(t, v, t.autocast_dtype)) for v in (bias, weight, x))
+    y = float8_product(t, reshape(t, x, (prod(x.shape[:-1]), k)), weight)
+    y = reshape(t, y, (*x.shape[:-1], n))
+    return y if bias is None else add(t, y, bias)
 
 
 @rule("conv1d_linear")
@@ -37,7 +49,7 @@ def conv1d_linear(t: Tracer, x: Value, weight: Value, bias: Value) -> Value:
 
 def _linear(t: Tracer, x: Value, weight: Value, bias: Value | None, n: int) -> Value:
     if t.autocast_dtype:
-        bias, weight, x = (cast(Any, autocast_to(t, v, t.autocast_dtype)) for v in (bias, weight, x))
+        bias, weight, x = (typed(Any, autocast_to(t, v, t.autocast_dtype)) for v in (bias, weight, x))
     k, rows = x.shape[-1], prod(x.shape[:-1])
     folded = reshape(t, x, (rows, k))
     given = (folded, weight) if bias is None else (bias, folded, weight)
@@ -45,7 +57,7 @@ def _linear(t: Tracer, x: Value, weight: Value, bias: Value | None, n: int) -> V
 
     def backward(g: Value) -> Gradients:
         g = plain_view(t, g, (rows, n))
-        dw = product(t, "aten.mm", (folded, g), k, n, rows, cast(Any, weight.shape)) if weight.requires_grad else None
+        dw = product(t, "aten.mm", (folded, g), k, n, rows, weight.shape) if weight.requires_grad else None
         dx = product(t, "aten.mm", (weight, g), rows, k, n, (rows, k)) if folded.requires_grad else None
         if bias is None:
             return [dx, dw]
@@ -55,11 +67,47 @@ def _linear(t: Tracer, x: Value, weight: Value, bias: Value | None, n: int) -> V
     return reshape(t, y, (*x.shape[:-1], n))
 
 
+def float8_product(t: Tracer, x: Value, weight: Value) -> Value:
+    """torchao's Float8Linear: x [rows, k] times weight [n, k] transposed, as three products of 8-bit numbers.
+
+    Under checkpointing a policy sees aten.mm (of torchao's tensor class).
+    """
+    (rows, k), n, dtype = x.shape, weight.shape[0], x.dtype
+    weight_scale = None if weight.dtype == "fp8" else scale(t, weight, "row")
+
+    def scaled(a: tuple[Value, Value], b: tuple[Value, Value | None], m: int, n: int, k: int, stored: Any) -> Value:
+        """`a`, `b`: a factor and its scale; None: it is in 8 bit already."""
+        factors = cast(t, *a), layout(t, b[0]) if b[1] is None else cast(t, b[0], b[1])
+        scales = [by for by in (a[1], b[1]) if by is not None]
+        return product(t, "aten.mm", (*scales, *factors), m, n, k, stored, dtype)
+
+    by_row = scale(t, x, "row")
+    if weight_scale is None:
+        y = product(t, "aten.mm", (by_row, cast(t, x, by_row), weight), rows, n, k, (rows, n), dtype)
+    else:
+        y = scaled((x, by_row), (weight, weight_scale), rows, n, k, (rows, n))
+
+    def backward(g: Value) -> Gradients:
+        g = plain_view(t, g, (rows, n))
+        dx = dw = None
+        if x.requires_grad:
+            rowwise = weight_scale is not None and t.float8 == "rowwise"
+            by = scale(t, weight, "column") if rowwise else weight_scale
+            dx = scaled((g, scale(t, g, "row")), (weight, by), rows, k, n, (rows, k))
+        if weight.requires_grad:
+            by = scale(t, x, "column", again=True)
+            dw = scaled((g, scale(t, g, "column")), (x, by), k, n, rows, weight.shape)
+        return [dx, dw]
+
+    t.record(y, (x, weight), lambda g: backward(g))
+    return y
+
+
 @rule("attention")
 def attention(t: Tracer, q: Value, k: Value, v: Value, dropout_p: float, kernel: str, causal: bool = True) -> Value:
     """Flash attention, a library's kernel."""
     if t.autocast_dtype:
-        v, k, q = (cast(Any, autocast_to(t, x, t.autocast_dtype)) for x in (v, k, q))
+        v, k, q = (typed(Any, autocast_to(t, x, t.autocast_dtype)) for x in (v, k, q))
     if kernel == "math" or q.dtype == "fp32" or q.shape[-1] % 8:
         raise NotCompilable("attention other than flash")
     batch, heads, length, _ = q.shape

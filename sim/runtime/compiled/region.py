@@ -6,6 +6,7 @@ inside a block are modelled after them, saved tensors equal theirs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from sim.model.module import Module, Parameter
 from sim.program.program import PHASE_SHIFT, Owner, Phase
 from sim.runtime.autograd import Gradients, Node, SavedTensor
 from sim.runtime.checkpoint import CheckpointWrapper
-from sim.runtime.compiled import elementwise, libraries
+from sim.runtime.compiled import elementwise, libraries, loss
 from sim.runtime.compiled.buffers import Step
 from sim.runtime.compiled.fuse import schedule
 from sim.runtime.compiled.graph import Kind, Value
@@ -22,10 +23,11 @@ from sim.runtime.compiled.partition import saved_values
 from sim.runtime.compiled.trace import NotCompilable, Tracer
 from sim.runtime.ops.base import Op, first
 from sim.runtime.recorder import Operators
+from sim.runtime.selective import Selective
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
-assert elementwise and libraries  # importing them fills the tracer's rules
+assert elementwise and libraries and loss  # importing them fills the tracer's rules
 
 Places = dict[Value, Tensor]
 
@@ -45,15 +47,14 @@ class Plan:
 
 
 def make_plan(
-    module: Module, tensors: list[Tensor], slots: list[Parameter], autocast_dtype: str | None, differentiates: bool,
-    checkpointed: bool,
+    function: Callable[..., Any], tensors: list[Tensor], slots: list[Parameter], autocast_dtype: str | None,
+    differentiates: bool, checkpointed: bool = False, selective: Selective | None = None, float8: str | None = None,
 ) -> Plan:  # fmt: skip
-    """Trace, cut and fuse. `tensors`: the block's arguments, then its parameters."""
-    selective = None
-    if isinstance(module, CheckpointWrapper):
-        selective = module.policy() if checkpointed and module.policy is not None else None
-        module = module.module
-    tracer = Tracer(autocast_dtype, checkpointed, selective)
+    """Trace, cut and fuse. `tensors`: the function's arguments, then the parameters that it uses.
+
+    `checkpointed`: all of it is one region, which keeps what `selective` says.
+    """
+    tracer = Tracer(autocast_dtype, checkpointed, selective, float8)
     inputs = []
     for number, tensor in enumerate(tensors):
         value = tracer.input(tensor.shape, tensor.dtype, tensor.strides)
@@ -66,12 +67,12 @@ def make_plan(
         slot.tensor = value
     try:
         with interpret(tracer):
-            output = module.forward(*arguments)
+            output = function(*arguments)
     finally:
         for slot, own in zip(slots, real):
             slot.tensor = own
     if not isinstance(output, Value):
-        raise NotCompilable("a block that gives more than one tensor")
+        raise NotCompilable("a function that gives more than one tensor")
     lent = set(inputs)
     if not differentiates:
         return Plan(inputs, output, schedule([output], lent, lent), [], None, [], [])
@@ -108,9 +109,10 @@ class CompiledFunction(Op):
 class CompiledBlock(Module):
     """block.compile(): its forward is a compiled function of its arguments and parameters."""
 
-    def __init__(self, tape: Tape, module: Module, plans: dict[Any, Plan]) -> None:
+    def __init__(self, tape: Tape, module: Module, plans: dict[Any, Plan], float8: str | None) -> None:
         self.tape = tape
         self.module = module
+        self.float8 = float8
         self.plans = plans
         """Shared by blocks that are alike."""
         self.path = module.path
@@ -127,10 +129,31 @@ class CompiledBlock(Module):
         )  # fmt: skip
         plan = self.plans.get(key)
         if plan is None:
+            function, selective = self.module.forward, None
+            if isinstance(self.module, CheckpointWrapper):
+                function = self.module.module.forward
+                selective = self.module.policy() if checkpointed and self.module.policy is not None else None
             plan = self.plans[key] = make_plan(
-                self.module, tensors, slots, tape.autocast_dtype, differentiates, checkpointed
+                function, tensors, slots, tape.autocast_dtype, differentiates, checkpointed, selective, self.float8
             )
         return _call(tape, plan, tensors, checkpointed)
+
+
+class CompiledLoss:
+    """torch.compile(loss): a function of logits and targets."""
+
+    def __init__(self, tape: Tape, loss: Callable[..., Any]) -> None:
+        self.tape = tape
+        self.loss = loss
+        self._plans: dict[Any, Plan] = {}
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        tape, tensors = self.tape, [Tensor.of(a) for a in arguments]
+        key = tuple((t.shape, t.dtype, t.strides) for t in tensors), tape.autocast_dtype, tape.records(tuple(tensors))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = make_plan(self.loss, tensors, [], tape.autocast_dtype, key[2])
+        return _call(tape, plan, tensors, checkpointed=False)
 
 
 def _call(tape: Tape, plan: Plan, tensors: list[Tensor], checkpointed: bool) -> Tensor:
@@ -141,6 +164,7 @@ def _call(tape: Tape, plan: Plan, tensors: list[Tensor], checkpointed: bool) -> 
     _run(tape, plan.forward, places, forward=True)
     output = _tensor(places, plan.output)
     if node is not None:
+        node.metas = [(shape, output.dtype if dtype == "fp8" else dtype) for shape, dtype in node.metas]
         if checkpointed:
             for value, tensor in zip(plan.inputs, tensors):
                 if tensor.requires_grad and not value.parameter:
@@ -203,6 +227,8 @@ def _family(step: Step) -> str:
     """Which measured kernels the generated one is likened to."""
     if step.column:
         return "reduce"
+    if any(value.aten in ("aten.amax", "aten._log_softmax_backward_data") for value in step.members):
+        return "cross_entropy"
     if any(value.kind is Kind.REDUCTION for value in step.members):
         return "norm_forward" if step.forward else "norm_backward"
     return "elementwise"

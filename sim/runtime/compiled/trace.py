@@ -51,8 +51,12 @@ class Tracer:
 
     rules: dict[str, Callable[..., Any]] = {}  # noqa: RUF012 (filled by the rules' modules)
 
-    def __init__(self, autocast_dtype: str | None, checkpointed: bool, selective: Selective | None) -> None:
+    def __init__(
+        self, autocast_dtype: str | None, checkpointed: bool, selective: Selective | None, float8: str | None = None
+    ) -> None:
         self.autocast_dtype = autocast_dtype
+        self.float8 = float8
+        """Recipe of the linear layers' products: tensorwise or rowwise scales; None: 16 bit."""
         self.checkpointed = checkpointed
         self.selective = selective
         self.values: list[Value] = []
@@ -103,7 +107,8 @@ class Tracer:
         """x summed (or averaged) to `shape`; `column`: over rows."""
         kind = Kind.POINTWISE if x.elements <= UNROLLED * prod(shape) else Kind.REDUCTION
         value = self._value(kind, aten, (x,), shape, dtype or x.dtype)
-        value.column = column and kind is Kind.REDUCTION
+        value.whole = prod(shape) == 1 and kind is Kind.REDUCTION
+        value.column = column and not value.whole and kind is Kind.REDUCTION
         return value
 
     def view(self, x: Value, shape: Shape, strides: Strides, dtype: str = "") -> Value:
@@ -154,7 +159,7 @@ class Tracer:
         """Summed to the input's shape and cast to its dtype."""
         if gradient.shape != x.shape:
             gradient = self.reduction("aten.sum", gradient, x.shape, column=True)
-        return self.convert(gradient, x.dtype)
+        return gradient if x.dtype == "fp8" else self.convert(gradient, x.dtype)
 
     def convert(self, x: Value, dtype: str) -> Value:
         """x in another dtype; no graph of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.program.kernels import Collective
 from sim.program.program import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.recorder import Recorder
@@ -11,6 +12,7 @@ from sim.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
     from sim.runtime.sharding.fsdp2 import Unit
+    from sim.runtime.tape import Tape
 
 
 class Communication:
@@ -30,6 +32,21 @@ class Communication:
         self.final_callback_queued = False
         self.last_reduction: int | None = None
         self.is_last_backward = True
+
+    def scale_matrices(self, tape: Tape) -> None:
+        """precompute_float8_dynamic_scale_for_fsdp: the largest magnitude of every matrix that is gathered in 8 bit, over
+        all ranks, for the next step's casts."""
+        groups = [unit.group for unit in self.units if unit.policy.matrix_dtype is not None]
+        shards = [
+            p for g in groups for p in g.parameters if g.policy.gathered_dtype_of(p.shape) == g.policy.matrix_dtype
+        ]
+        if not shards:
+            return
+        largest = tape.empty((len(shards),), "fp32")
+        read = sum(p.sharded.bytes for p in shards if p.sharded is not None)
+        tape.recorder.memory_bound("aten::_foreach_norm", "reduce", read + largest.bytes)
+        ranks = groups[0].policy.shard_ranks
+        tape.recorder.collective(Collective("all_reduce", largest.bytes, "fsdp", ranks, "fp32"), COMPUTE)
 
 
 def gathers_wait_for(recorder: Recorder, event: int) -> None:

@@ -84,19 +84,25 @@ class ParameterGroup:
             p.post_forward.elements if p.post_forward is not None else p.shard_elements for p in self.parameters
         )
         inputs = self._gather_inputs(elements, copy_in)
-        out = tape.empty((elements * ranks,), policy.gathered_dtype, stream=copy_in, owner=Owner.GATHERED)
+        dtype = policy.gathered_dtype
+        if policy.matrix_dtype is not None:  # of several dtypes: gathered as bytes
+            elements, dtype = sum(p.shard_elements * self._item_bytes(p) for p in self.parameters), "uint8"
+        out = tape.empty((elements * ranks,), dtype, stream=copy_in, owner=Owner.GATHERED)
         recorder.memory_bound("fsdp::all_gather_copy_in", "copy", 2 * out.bytes // ranks, copy_in)
         del inputs
         if gather != copy_in:
             recorder.stream_waits_stream(gather, copy_in)
         group = "fsdp" if not from_post_forward else "fsdp_post_forward"
-        recorder.collective(Collective("all_gather", out.bytes, group, ranks, policy.gathered_dtype), gather)
+        recorder.collective(Collective("all_gather", out.bytes, group, ranks, dtype), gather)
         self.pending, self.pending_ranks = out, ranks
         self.pending_event = recorder.record(gather)
 
+    def _item_bytes(self, p: ShardedParameter) -> int:
+        return ITEM_BYTES[self.policy.gathered_dtype_of(p.shape)]
+
     def _gather_inputs(self, elements: int, stream: int) -> list[Tensor | None]:
-        """The flat cast of the local shards; under CPU offload one copy and cast per parameter."""
-        if self.policy.cpu_offload:
+        """The flat cast of the local shards; under CPU offload, or with casts to 8 bit, one per parameter."""
+        if self.policy.cpu_offload or self.policy.matrix_dtype is not None:
             return [self._gather_input(p, stream) for p in self.parameters]
         return [self._flat(elements, stream)] if self.policy.casts else []
 
@@ -111,7 +117,8 @@ class ParameterGroup:
             recorder.copy(HostCopy("host_to_device", local.bytes), stream)
         if not policy.casts:
             return local
-        cast = tape.empty((p.shard_elements,), policy.gathered_dtype, stream=stream, owner=Owner.GATHERED)
+        dtype = policy.gathered_dtype_of(p.shape)
+        cast = tape.empty((p.shard_elements,), dtype, stream=stream, owner=Owner.GATHERED)
         read = p.shard_elements * ITEM_BYTES[policy.original_dtype]
         recorder.memory_bound("aten::copy_", "elementwise", read + cast.bytes, stream)
         return cast
@@ -145,8 +152,8 @@ class ParameterGroup:
             self._allocate_unsharded(p)
         del local
         if policy.shard_ranks > 1:
-            size = policy.gathered_item_bytes
-            chunks = [p.shard_elements * policy.shard_ranks // self.pending_ranks * size for p in self.parameters]
+            ranks = policy.shard_ranks // self.pending_ranks
+            chunks = [p.shard_elements * ranks * self._item_bytes(p) for p in self.parameters]
             tape.scratch(scratch.split_copy_table(tape.device, chunks, self.pending_ranks))
         moved = sum(p.flat.bytes for p in self.parameters if p.flat is not None)
         recorder.memory_bound("fsdp::split_with_sizes_copy", "copy", 2 * moved)
@@ -168,7 +175,7 @@ class ParameterGroup:
         if p.unsharded is not None:
             p.unsharded.storage.fill()
             return
-        dtype = self.policy.gathered_dtype
+        dtype = self.policy.gathered_dtype_of(p.shape)
         flat = self.tape.empty((self.policy.shard_ranks * p.shard_elements,), dtype, owner=Owner.GATHERED)
         p.flat = flat
         p.unsharded = Tensor(flat.storage, p.shape, dtype)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.program.kernels import ITEM_BYTES
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPolicy:
@@ -14,7 +12,8 @@ class UnitPolicy:
     shard_ranks: size W of the group that shards; replicas: ranks that hold equal shards (HSDP).
     reshard_after_forward: False = stays gathered, True = freed, k = kept as a shard over k ranks.
     original / param / reduce: dtypes of the sharded parameters, of gathered ones (None: original), of reduction (None:
-    the gradient's own). cast_inputs: dtype for floating inputs of the module, None = as they come.
+    the gradient's own). matrix_dtype: dtype in which parameters of two dimensions are gathered, None: as the others
+    (torchao's float8 all-gather). cast_inputs: dtype for floating inputs of the module, None = as they come.
     """
 
     shard_ranks: int
@@ -23,6 +22,7 @@ class UnitPolicy:
     reshard_after_backward: bool = True
     original_dtype: str = "fp32"
     param_dtype: str | None = "bf16"
+    matrix_dtype: str | None = None
     reduce_dtype: str | None = "fp32"
     cast_inputs: str | None = "bf16"
     cpu_offload: bool = False
@@ -37,6 +37,7 @@ class UnitPolicy:
     def gathered_dtype(self) -> str:
         return self.param_dtype or self.original_dtype
 
-    @property
-    def gathered_item_bytes(self) -> int:
-        return ITEM_BYTES[self.gathered_dtype]
+    def gathered_dtype_of(self, shape: tuple[int, ...]) -> str:
+        """Of a parameter of that shape. Matrices of other sizes than multiples of 16 stay as they are."""
+        matrix = len(shape) == 2 and not any(size % 16 for size in shape)
+        return self.matrix_dtype if self.matrix_dtype is not None and matrix else self.gathered_dtype

@@ -1,0 +1,29 @@
+"""Megatron's own parallelism."""
+
+from __future__ import annotations
+
+from sim.scenario.kinds import Ranks
+from sim.scenario.section import Section
+
+
+class TensorSection(Section):
+    """Tensor parallelism as Megatron's: every layer's matrices are split over ranks that lie side by side."""
+
+    degree: Ranks
+    """Ranks that share each layer; it divides heads, ffn_hidden and vocab. tensor x fsdp (or data) is the number of
+    GPUs."""
+    sequence_parallel: bool = False
+    """The ranks also share the tokens of norms, dropouts and residuals. Default: false."""
+
+
+class DataSection(Section):
+    """Data parallelism as Megatron's, with 16-bit parameters and fp32 main parameters."""
+
+    degree: Ranks
+    """Replicas of the model."""
+    distributed_optimizer: bool = False
+    """Main parameters and moments are split over the replicas (use-distributed-optimizer). Default: false."""
+    overlap: bool = False
+    """Gradients are reduced beside backward, in buckets (overlap-grad-reduce). Default: false, after it."""
+    gradient_accumulation_fusion: bool = True
+    """Products for weights' gradients add to the main gradients themselves. Default: true."""
