@@ -39,10 +39,10 @@ def preset_table() -> Table:
             name,
             f"{parameter_count(model) / 1e9:,.2f} B",
             f"{active_parameter_count(model) / 1e9:,.2f} B" if model.experts is not None else "",
-            str(model.layers),
+            f"{model.layers} + {model.decoder_layers}" if model.decoder_layers else str(model.layers),
             f"{model.hidden:,}",
             str(model.heads),
-            f"{model.vocab:,}",
+            f"{model.vocab:,}" if model.vocab else "",
             ", ".join(implementations_of(model.family, shapes)),
         )
     return table

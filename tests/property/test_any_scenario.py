@@ -9,7 +9,9 @@ from sim.scenario import Scenario, ScenarioError, load_text
 EXAMPLES = int(os.environ.get("SIM_EXAMPLES", "150"))
 TEXTS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))]
 PATHS = """model model.preset model.layers model.heads model.config model.chain model.chain.layers model.dropout cluster
-cluster.gpu cluster.nodes cluster.usable_memory batch batch.seq_len parallel parallel.fsdp parallel.fsdp.degree
+cluster.gpu cluster.nodes cluster.usable_memory batch batch.seq_len batch.target_len model.implementation model.head
+model.classes model.decoder_layers model.image_size model.patch_size model.attention checkpoint.inside
+parallel parallel.fsdp parallel.fsdp.degree
 parallel.fsdp.reshard_after_forward parallel.pipeline parallel.pipeline.degree parallel.pipeline.schedule
 parallel.ddp parallel.ddp.degree parallel.ddp.bucket_cap parallel.fsdp1 parallel.fsdp1.degree parallel.fsdp1.strategy
 parallel.zero parallel.zero.degree parallel.zero.stage parallel.zero.prefetch_bucket_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -146,9 +147,13 @@ def test_ctrl_c_ends_the_worker_processes_too(tmp_path: Path) -> None:
     scenario = write(tmp_path, TINY)
     words = ("run", scenario, "--no-files", "--jobs", "2", "--set", "model.layers=10000")
     process = _start(words, start_new_session=True)
-    time.sleep(3)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    try:
+        time.sleep(3)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     # CPython ends by the signal itself where it came while a string was executed, as dataclasses do: 130 in the shell.
     assert process.returncode in (130, -signal.SIGINT) and stderr == "Interrupted.\n"
 
