@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from sim.model import functional
+from sim.model.calls import interpret
 from sim.runtime.compiled.buffers import Step
 from sim.runtime.compiled.graph import Kind
+from sim.runtime.compiled.region import make_plan
+from sim.runtime.recorder import Recorder
+from sim.runtime.tape import DeviceFacts, Tape
 from tests.exact.compiled_plans import plan_of
 
 ALL: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(
@@ -95,3 +100,19 @@ def test_float8_linears_are_the_wrappers(wrapper: dict[str, Any]) -> None:
     assert abs(sum(v.bytes for v in left) - wrapper["forward"]["left_bytes"]) < 64
     if "backward" in wrapper:
         assert launches(made.backward)["product"] == wrapper["backward"]["product"]
+
+
+def test_a_compiled_loss_is_the_wrapper() -> None:
+    """F.cross_entropy of 8,192 x 128,256 logits, bf16 seen as fp32: two launches, statistics per row kept, one launch."""
+    tape = Tape(Recorder(), DeviceFacts())
+
+    def loss(logits: Any, targets: Any) -> Any:
+        return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1))
+
+    with interpret(tape):
+        logits, targets = tape.empty((1, 8192, 128_256), "bf16"), tape.empty((1, 8192), "int64")
+        logits.requires_grad = True
+        made = make_plan(loss, [logits, targets], [], None, True)
+    assert (launches(made.forward), launches(made.backward)) == ({"generated": 2}, {"generated": 1})
+    assert sorted(value.bytes for value in made.saved) == [4 * 8192, 4 * 8192, 8 * 8192, 2 * 8192 * 128_256]
+    assert peak_bytes(made.backward) == 2 * 8192 * 128_256
