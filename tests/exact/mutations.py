@@ -230,8 +230,8 @@ def reduce_input_dies_with_its_unit(patch: Patch) -> None:
 
 
 def reduce_inputs_live_to_the_end(patch: Patch) -> None:
-    def around(original: Any, *arguments: Any) -> Any:
-        return replace(original(*arguments), reduce_scatter_buffers=1000)
+    def around(original: Any, *arguments: Any, **named: Any) -> Any:
+        return replace(original(*arguments, **named), reduce_scatter_buffers=1000)
 
     wrapped(patch, wrap, "unit_policy", around)
 
