@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -43,13 +44,17 @@ def find() -> dict[str, list[tuple[str, Path]]]:
     """(name, file) of every recording found, by what it holds.
 
     "events": chosen events with everything that was true after each; "step": allocations and frees of a training run
-    from its start; "last_step": of its last step only, so that where cached blocks lay before it is not known.
+    from its start; "last_step": of its last step only, so that where cached blocks lay before it is not known;
+    "awaited": of a run whose frees wait for other streams, so for times that an allocator alone does not know (the
+    tests of whole steps play them).
     """
-    found: dict[str, list[tuple[str, Path]]] = {"events": [], "step": [], "last_step": []}
+    found: dict[str, list[tuple[str, Path]]] = {"events": [], "step": [], "last_step": [], "awaited": []}
     for folder in folders():
         for path in sorted(folder.rglob("*.json.gz")):
             text = gzip.decompress(path.read_bytes())
             holds = "events" if b'"rows":' in text else "last_step" if b'"live_at_start":' in text else "step"
+            if holds == "step" and re.search(rb'\["r", ?\d', text):
+                holds = "awaited"
             kept = "kept/" if folder == HERE else ""
             found[holds].append((kept + str(path.relative_to(folder)).removesuffix(".json.gz"), path))
     return found

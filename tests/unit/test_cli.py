@@ -148,7 +148,11 @@ def test_ctrl_c_ends_the_worker_processes_too(tmp_path: Path) -> None:
     words = ("run", scenario, "--no-files", "--jobs", "2", "--set", "model.layers=10000")
     process = _start(words, start_new_session=True)
     try:
-        time.sleep(3)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until = time.monotonic() + 120
+        while children.exists() and len(children.read_text().split()) < 2 and time.monotonic() < until:
+            time.sleep(0.1)  # before the workers play, imports could swallow the signal
+        time.sleep(1 if children.exists() else 5)
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     finally:
