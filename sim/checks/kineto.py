@@ -57,6 +57,8 @@ class RankTrace:
     rank: int
     device: str
     steps: tuple[Step, ...]
+    simulated: bool = False
+    """Written by sim: its last step is the steady one."""
 
 
 def read_traces(path: Path) -> list[RankTrace]:
@@ -87,7 +89,7 @@ def read_trace(path: Path) -> RankTrace:
     if device == "cpu":
         work = list(_without_children(work))
     steps = tuple(_step(work, launched, windows, number) for number in range(len(windows)))
-    return RankTrace(rank=int(rank), device=device, steps=steps)
+    return RankTrace(rank=int(rank), device=device, steps=steps, simulated="simulated_by" in document)
 
 
 def _document(path: Path) -> dict[str, Any]:

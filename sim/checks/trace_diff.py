@@ -36,7 +36,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class TraceDiff:
-    """Medians over the steps of both traces (without the first where there are several), of the slowest rank.
+    """Medians over the steps that count (`steady`) of both traces' slowest ranks.
 
     unnamed: what no family knows in the real trace, microseconds in a step, the largest first.
     """
@@ -49,7 +49,9 @@ class TraceDiff:
 
 
 def steady(trace: RankTrace) -> Sequence[Step]:
-    """The steps that count: the first one creates states, warms caches."""
+    """The steps that count: the first one creates states, warms caches; a simulated run ends with the steady one."""
+    if trace.simulated:
+        return trace.steps[-1:]
     return trace.steps[1:] if len(trace.steps) > 1 else trace.steps
 
 

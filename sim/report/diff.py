@@ -24,7 +24,8 @@ SHOWN_SHARE = 0.001
 def diff_of(run: Path, trace: Path) -> tuple[TraceDiff, list[str]]:
     """The figures, and what to know about them. Raises RunError."""
     try:
-        simulated, real = read_traces(_simulated(run)), read_traces(trace)
+        other = _simulated(trace) if (trace / TRACE).is_file() else trace
+        simulated, real = read_traces(_simulated(run)), read_traces(other)
     except TraceError as error:
         raise RunError(str(error)) from None
     return trace_diff(simulated, real), list(_remarks(simulated, real))
@@ -43,7 +44,9 @@ def _remarks(simulated: Sequence[RankTrace], real: Sequence[RankTrace]) -> Itera
     one = slowest(real)
     if one.device == "cpu":
         yield "The real trace has operators of a CPU and no kernels of a GPU: times are not comparable, counts are."
-    if len(one.steps) < 3:
+    if one.simulated:
+        yield "The trace beside it was simulated too."
+    elif len(one.steps) < 3:
         yield f"The real trace holds {len(one.steps)} steps: warm steps are hardly in it."
     if len(real) > 1:
         yield f"Of {len(real)} real ranks the slowest is shown, rank {one.rank}."

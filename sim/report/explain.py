@@ -163,12 +163,12 @@ def _outlives_forward(one: Story) -> bool:
     return one.freed is None or one.freed.phase not in (Phase.FORWARD, Phase.LOSS) or one.freed.step > one.made.step
 
 
-def _made_in(played: Played, path: str) -> list[Story]:
+def _made_in(played: Played, path: str, option: str = "--module") -> list[Story]:
     steps = played.memory.steps()
     found = stories(played.memory, path, len(steps) - 1)
     if not found:
         known = sorted({name.split(".")[0] for name in played.memory.program.paths if name})
-        raise RunError(f"--module {path}: nothing is made there in a step; modules begin with {', '.join(known)}")
+        raise RunError(f"{option} {path}: nothing is made there in a step; modules begin with {', '.join(known)}")
     return found
 
 
@@ -182,7 +182,7 @@ def show_tensor(console: Console, played: Played, name: str) -> None:
                 f"--tensor {name}: the run makes {int((played.memory.born < played.memory.played).sum()):,}"
             ) from None
     else:
-        lives = _made_in(played, name)
+        lives = _made_in(played, name, "--tensor")
     for one in lives:
         console.print(Text.assemble((f"#{one.handle}", "bold"), f" {one.owner.label}, {life(played, one)}"))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.api import Outcome
+from sim.model.catalogue import CHOICES
 from sim.model.config import ModelConfig
 from sim.program.program import Ints, Owner
 from sim.report.notes import longest_region
@@ -94,8 +95,8 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
         chunked = isinstance(setup.model, ModelConfig) and setup.model.loss_chunks > 1
         if chunked:
             return "more chunks of the loss (model.loss_chunks)"
-        if setup.family is not None:
-            return "a chunked loss (which no scenario can play with this family yet)"
+        if setup.family is not None or not _has_chunked_loss(setup):
+            return "a chunked loss (which no scenario can play here yet)"
         how = ", model.loss_chunking: projection" if fsdp is not None else ""
         return f"a chunked loss (model.loss_chunks{how})"
     if owner == Owner.ACTIVATION:
@@ -115,7 +116,11 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
     if owner == Owner.GATHERED:
         return None if fsdp is None else _against_gathered(fsdp)
     if owner in OF_THE_STATE and setup.data is not None:
-        return None if setup.data.distributed_optimizer else "sharding it (parallel.data.distributed_optimizer: true)"
+        return (
+            None
+            if setup.data.distributed_optimizer or setup.data.degree == 1
+            else "sharding it (parallel.data.distributed_optimizer: true)"
+        )
     if owner in OF_THE_STATE:
         return _against_states(setup)
     return None
@@ -129,6 +134,12 @@ def _against_states(setup: Setup) -> str:
         if getattr(setup, name) is not None:
             return f"sharding over more GPUs (parallel.{name}.degree)"
     return "sharding (parallel.fsdp)"
+
+
+def _has_chunked_loss(setup: Setup) -> bool:
+    """Does the imitated code have one?"""
+    model = setup.model
+    return isinstance(model, ModelConfig) and CHOICES[model.family, model.implementation].get("loss_chunks") != (1,)
 
 
 def _against_gathered(fsdp: Fsdp) -> str | None:

@@ -148,10 +148,17 @@ def _wrapped_in_vain(strategies: Sequence[StrategySummary], setups: dict[str, Se
         saved = plain.peak_active_bytes - s.peak_active_bytes
         if saved < LITTLE * plain.peak_active_bytes:
             price = s.step_time_s / plain.step_time_s - 1
-            yield (
-                f"{s.name} recomputes for {price:.0%} more time than {plain.name} and lowers the peak by"
-                f" {format_bytes(max(saved, 0))} only: what its regions wrap is not what holds the peak."
-            )
+            start = f"{s.name} recomputes for {price:.0%} more time than {plain.name} and"
+            if saved < 0:
+                yield (
+                    f"{start} raises the peak by {format_bytes(-saved)}: a region that runs again is there beside what"
+                    " backward holds anyway."
+                )
+            else:
+                yield (
+                    f"{start} lowers the peak by {format_bytes(saved)} only: what its regions wrap is not what holds"
+                    " the peak."
+                )
 
 
 def _kept_by_the_allocator(strategies: Sequence[StrategySummary]) -> Iterator[str]:

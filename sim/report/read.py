@@ -57,7 +57,7 @@ def read_picture(folder: Path) -> Picture | None:
         return None
     try:
         return load_picture(file)
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise RunError(f"{file}: cannot be read: {error}") from None
 
 

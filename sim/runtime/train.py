@@ -344,10 +344,10 @@ class TrainingRun:
             zeroed.zero_grad()
 
     def _zeroes_at(self, when: str) -> bool:
-        """Megatron zeroes its buffer before the first micro-batch."""
+        """Megatron zeroes its buffer before the first micro-batch; steps in backward leave nothing to zero."""
         if self.main_gradients is not None:
             return when == "start"
-        return self.setup.optimizer is not None and self.setup.optimizer.zero_grad == when
+        return self.optimizer is not None and getattr(self.setup.optimizer, "zero_grad", None) == when
 
     def _set_gradient_sync(self, last: bool) -> None:
         fsdp = self.setup.fsdp

@@ -186,5 +186,11 @@ def _check_parts(document: Document, path: Path, region: RegionSection, model: A
     if set(region.inside) == {"norm"}:
         message = "the norm's output is saved by what reads it, so that this saves next to nothing: see discard"
         document.warning((*path, "inside"), message)
+    within = {"mlp", "moe"} & set(region.inside)
+    if "activation" in region.discard and within:
+        message = (
+            f"the activation is made again with the whole {within.pop()}, which inside names: leave one of them out"
+        )
+        document.problem((*path, "discard"), message)
     if region.inside and region.save:
         document.problem((*path, "save"), "with regions inside a layer, name what is recomputed (inside) only")

@@ -192,6 +192,9 @@ def check_megatron_parallel(
     for name, value in shared.items():
         if value % tensor.degree:
             document.problem(("parallel", "tensor", "degree"), f"must divide model.{name} ({value})")
+    if tensor.sequence_parallel and batch is not None and batch.target_len % tensor.degree:
+        path = ("parallel", "tensor", "sequence_parallel")
+        document.problem(path, f"needs a degree that divides batch.target_len ({batch.target_len})", show=False)
     if tensor.sequence_parallel and batch is not None and batch.seq_len % tensor.degree:
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, f"needs a degree that divides batch.seq_len ({batch.seq_len})", show=False)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sim import __version__
 from sim.program.kernels import Transfer
 from sim.program.program import OPERATOR_MASK, PATH_MASK, PATH_SHIFT, PHASE_SHIFT, STREAM_NAMES, Ints, Row
 from sim.program.world import Floats
@@ -54,6 +55,7 @@ def trace_bytes(memory: MemoryTimeline, lanes: Lanes, rank: Rank) -> bytes:
     events += _counters(memory, lanes, rank)
     head = {
         "schemaVersion": 1,
+        "simulated_by": f"sim {__version__}",
         "deviceProperties": [
             {"id": rank.rank, "name": rank.device_name, "totalGlobalMem": rank.total_memory_bytes},
         ],
