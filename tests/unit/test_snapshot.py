@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sim.api import Outcome, load, shown_lanes, simulate_setup
+from sim.api import Outcome, device_bytes, load, shown_lanes, simulate_setup
+from sim.engine import history
 from sim.report import snapshot as module
 from sim.report.snapshot import snapshot_bytes
 from tests.unit.scenarios import CHAIN, TIGHT, TINY, write
@@ -104,3 +105,17 @@ def test_a_long_run_keeps_the_last_entries(
     assert 0 < len(kept) < len(snapshot["device_traces"][0])
     assert kept == snapshot["device_traces"][0][-len(kept) :]
     assert short["segments"] == snapshot["segments"]
+
+
+def test_both_ways_to_the_history_agree(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played in one go, or event by event."""
+
+    def recorded() -> history.History:
+        total, capacity = device_bytes(outcome.setup)
+        return history.record_history(
+            outcome.memory, outcome.setup.allocator, total, capacity, outcome.setup.torch, 500
+        )
+
+    quick = recorded()
+    monkeypatch.setattr(history, "_in_one_go", history._noted)
+    assert quick == recorded()
