@@ -69,3 +69,11 @@ def test_the_answer_to_a_wrong_scenario_is_the_one_shown(checkout: Path, monkeyp
 def test_pictures_of_the_readme_exist_and_are_small() -> None:
     for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
         assert 10_000 < (ROOT / link).stat().st_size < 200_000
+
+
+def test_the_chinese_readme_gives_commands_and_the_scenario_of_this_one() -> None:
+    chinese = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
+    commands = set(re.findall(r"^    (?:.*&& )?(python -m sim .*)$", chinese, re.M))
+    assert len(commands) > 10 and commands <= set(COMMANDS)
+    scenario = chinese.split("```yaml\n")[1].split("```")[0]
+    assert scenario.splitlines()[1:] == SCENARIO.splitlines()[1:]
