@@ -152,7 +152,7 @@ def test_ctrl_c_ends_the_worker_processes_too(tmp_path: Path) -> None:
         until = time.monotonic() + 120
         while children.exists() and len(children.read_text().split()) < 2 and time.monotonic() < until:
             time.sleep(0.1)  # before the workers play, imports could swallow the signal
-        time.sleep(1 if children.exists() else 5)
+        time.sleep(2 if children.exists() else 5)
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     finally:
@@ -162,10 +162,17 @@ def test_ctrl_c_ends_the_worker_processes_too(tmp_path: Path) -> None:
     assert process.returncode in (130, -signal.SIGINT) and stderr == "Interrupted.\n"
 
 
+def _hear_interrupts() -> None:
+    """A shell's background jobs ignore interrupts, and so would what the tests start there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _start(words: tuple[object, ...], **options: bool) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sim", *(str(word) for word in words)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, **options)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, preexec_fn=_hear_interrupts, **options
+    )
 
 
 def test_a_real_process_prints_json_only_and_imports_nothing_heavy(tmp_path: Path) -> None:
