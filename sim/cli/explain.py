@@ -12,6 +12,7 @@ from sim.cli.errors import answers_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sim.report.explain import Played
     from sim.scenario.setup import Scenario, Setup
 
 
@@ -73,13 +74,12 @@ def explain(
                 _moment(console, scenario, played, at, time)
 
 
-def _moment(console: Console, scenario: Scenario, played: object, at: str | None, time: str | None) -> None:
+def _moment(console: Console, scenario: Scenario, played: Played, at: str | None, time: str | None) -> None:
     from sim.plan.changes import play_changes
-    from sim.report.explain import Played, show_effects, show_moment
+    from sim.report.explain import show_effects, show_moment
     from sim.report.progress import Progress
     from sim.units import parse_duration
 
-    assert isinstance(played, Played)
     if time is not None:
         show_moment(console, played, played.event_at(parse_duration(time)), f"at {time}")
     if at is not None and at != "peak":
@@ -97,13 +97,11 @@ def _moment(console: Console, scenario: Scenario, played: object, at: str | None
         show_effects(console, played.outcome, effects, len(tried))
 
 
-def _knob(console: Console, scenario: Scenario, setup: Setup, played: object, knobs: list[str]) -> None:
+def _knob(console: Console, scenario: Scenario, setup: Setup, played: Played, knobs: list[str]) -> None:
     from sim.api import simulate_setup
-    from sim.report.explain import Played
     from sim.report.knob import show_knob
     from sim.scenario import load_text
     from sim.scenario.dump import only_strategy
 
-    assert isinstance(played, Played)
     changed = load_text(only_strategy(scenario.text, setup.name, {}), f"{setup.name} with --knob", knobs).strategies[0]
     show_knob(console, ", ".join(knobs), played.outcome, simulate_setup(changed))

@@ -11,6 +11,7 @@ from typing import Any
 
 from sim.interop.draft import ImportProblems
 from sim.scenario.load import read_document
+from sim.scenario.load import read_text as read_plain_text
 from sim.scenario.problems import Problem, ScenarioError
 
 LARGEST_FILE_BYTES = 4_000_000
@@ -24,17 +25,12 @@ class Lined(dict[str, Any]):
 
 def read_text(path: Path) -> str:
     """The text of a file. Raises ImportProblems."""
+    if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
+        raise ImportProblems([Problem(file=str(path), message="is too large for a file of settings")])
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise ImportProblems([Problem(file=str(path), message="is too large for a file of settings")])
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        message = "is not a text file (UTF-8 is expected)"
-    except OSError as error:
-        message = "is a directory: a file is expected" if path.is_dir() else (error.strerror or "unreadable").lower()
-    except ValueError:
-        message = "is no name of a file"
-    raise ImportProblems([Problem(file=str(path), message=message)])
+        return read_plain_text(path)
+    except ScenarioError as error:
+        raise ImportProblems(error.problems) from None
 
 
 def read_yaml(text: str, file: str) -> Lined:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sim.api import Outcome
-from sim.program.program import Owner, Phase
+from sim.program.program import PHASE_SHIFT, Owner, Phase
 from sim.report.tables import Filled, tables
 from sim.report.words import NOTHING, place
 from sim.units import format_bytes, format_duration
@@ -24,7 +24,7 @@ def phase_peaks(outcome: Outcome) -> dict[str, int]:
     memory = outcome.worst.shown
     first, last = memory.steps()[-1]
     active = memory.active_bytes[first:last]
-    phases = memory.program.mem_where[first:last] >> 44
+    phases = memory.program.mem_where[first:last] >> PHASE_SHIFT
     found: dict[str, int] = {}
     for phase in PHASES:
         inside = np.flatnonzero(phases == phase)

@@ -30,7 +30,7 @@ def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
     Raises ScenarioError where there is nothing to check: no such file, a directory, not YAML.
     """
     return overridden(
-        _extended(read_document(_read(path), str(path)), path.parent, (os.path.abspath(path),)), overrides
+        _extended(read_document(read_text(path), str(path)), path.parent, (os.path.abspath(path),)), overrides
     )
 
 
@@ -52,7 +52,8 @@ def read_document(text: str, file: str) -> Document:
     return Document(data, reader.origins | {(): Origin(file, None, ())}, reader.problems)
 
 
-def _read(path: FilePath) -> str:
+def read_text(path: FilePath) -> str:
+    """The text of a file. Raises ScenarioError for what is none."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -168,7 +169,7 @@ def _extended(document: Document, folder: FilePath, chain: tuple[str, ...]) -> D
         document.problem(("extends",), "leads back to itself")
         return document
     try:
-        base = read_document(_read(base_path), str(base_path))
+        base = read_document(read_text(base_path), str(base_path))
         base = _extended(base, base_path.parent, (*chain, os.path.abspath(base_path)))
     except ScenarioError as error:
         if any(problem.line is not None for problem in error.problems):

@@ -98,7 +98,7 @@ def _phases(lanes: Lanes, begin_ns: float, end_ns: float) -> list[list[Any]]:
         lanes.phase[rows].tolist(), lanes.start_ns[rows].tolist(), lanes.end_ns[rows].tolist()
     ):
         name = "backward" if phase == Phase.RECOMPUTE else Phase(phase).name.lower()
-        if found and (found[-1][0] == name or end - start < 0):
+        if found and found[-1][0] == name:
             found[-1][2] = _rounded((end - begin_ns) * 1e-6)
         else:
             found.append([name, _rounded((start - begin_ns) * 1e-6), _rounded((end - begin_ns) * 1e-6)])
