@@ -121,6 +121,7 @@ class Recorder:
         self._transfers: list[Transfer] = []
         self._copies: dict[HostCopy, int] = {}
         self._host_memory: list[tuple[int, int, int]] = []  # rows before; bytes held and used from then on
+        self.nvme_bytes = 0  # the most that the rank holds on drives
         self._paths: dict[str, int] = {"": 0}
         self._path_names: list[str] = [""]
         self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
@@ -394,6 +395,7 @@ class Recorder:
             facts=facts,
             transfers=self._transfers,
             copies=list(self._copies),
+            nvme_bytes=self.nvme_bytes,
             host_row=np.array([row for row, _, _ in self._host_memory], np.int64),
             host_bytes=np.array([held for _, held, _ in self._host_memory], np.int64),
             host_used=np.array([used for _, _, used in self._host_memory], np.int64),

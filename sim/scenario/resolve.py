@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
+from sim.hardware.catalogue import Cluster
 from sim.hardware.mesh import Mesh, MeshError
 from sim.model.catalogue import (
     Fields,
@@ -24,6 +24,7 @@ from sim.model.shard.tensor import TensorParallel
 from sim.scenario.chain import resolve_chain
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
+from sim.scenario.cluster import resolve_cluster
 from sim.scenario.compile_section import CompileSection
 from sim.scenario.compiling import check_compile, check_float8, resolve_compile
 from sim.scenario.consistency import (
@@ -51,7 +52,6 @@ from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.problems import Problem, ScenarioError, shown
 from sim.scenario.schema import (
     BatchSection,
-    ClusterSection,
     HostSection,
     ModelSection,
     OptimizerSection,
@@ -76,7 +76,6 @@ from sim.scenario.setup import (
     Setup,
 )
 
-CHAIN_GPU = "h100-sxm-80gb"
 """What a chain runs on where no cluster is given; its times are given, so only the memory matters."""
 
 
@@ -124,7 +123,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         if section.input_gradients is None and checkpoint and model.implementation == "transformers":
             model = replace(model, input_gradients=True)
         check_trained(document, model, sections.get("mode") or "train")
-    cluster = _cluster(document, sections, parallel, is_chain)
+    cluster = resolve_cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
     batch = with_lengths(document, batch, model) if batch and sections.whole("batch") else batch
     mesh = _mesh(document, parallel, cluster) if cluster and sections.whole("cluster", "parallel") else None
@@ -275,33 +274,6 @@ def _beside(document: Document, config: str) -> FilePath:
     origin = document.origin(("model", "config"))
     folder = FilePath() if origin.file == OVERRIDES else FilePath(origin.file).parent
     return folder / os.path.expanduser(config)
-
-
-def _cluster(document: Document, sections: Sections, parallel: ParallelSection, is_chain: bool) -> Cluster | None:
-    if "cluster" not in sections.by_name:
-        return None
-    section: ClusterSection | None = sections.get("cluster")
-    if section is None and is_chain:
-        section = ClusterSection(gpu=CHAIN_GPU, gpus_per_node=1)
-    if section is None:
-        document.problem(("cluster",), EXPECTED["missing"], show=False)
-        return None
-    try:
-        gpu = find_gpu(section.gpu)
-    except UnknownGpu:
-        document.problem(("cluster", "gpu"), "", allowed=gpu_names())
-        return None
-    alone = parallel == ParallelSection() and section.nodes == 1
-    return make_cluster(
-        gpu,
-        gpus_per_node=section.gpus_per_node or (1 if alone else None),
-        nodes=section.nodes,
-        network_bytes_per_s=section.network,
-        usable_memory_bytes=section.usable_memory,
-        context_bytes=section.context_memory,
-        communicator_bytes=section.communicator_memory,
-        host_memory_bytes=section.host_memory,
-    )
 
 
 def _batch(document: Document, sections: Sections, is_chain: bool) -> BatchSection | None:

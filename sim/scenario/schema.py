@@ -171,6 +171,14 @@ class ClusterSection(Section):
     """Device memory of each NCCL communicator, outside PyTorch. Default: the catalogue's assumption."""
     host_memory: Bytes | None = None
     """Main memory of one node, shared by its GPUs, e.g. 2 TiB. Default: 256 GiB per GPU, assumed."""
+    nvme: Bytes | None = None
+    """What the drives of one node hold together, for what is offloaded to them, e.g. 30 TB. Default: 3.84 TB per GPU,
+    assumed."""
+    nvme_read: Bandwidth | None = None
+    """How fast the drives of one node are read together, shared by its GPUs, e.g. 25 GB/s. Default: 6.8 GB/s per GPU,
+    assumed."""
+    nvme_write: Bandwidth | None = None
+    """How fast they are written. Default: 4 GB/s per GPU, assumed."""
     network: Bandwidth | None = None
     """Network between nodes per GPU and direction, e.g. 400 Gb/s. Default: the catalogue's assumption."""
 
