@@ -99,10 +99,9 @@ class Recorder:
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.fail_at = fail_at
-        self.where = 0
-        self.base = 0
+        self.where = self.base = 0
         self.stream = 0  # the current one: where kernels and allocations go that name none
-        self.events = 0
+        self.events = self.nvme_bytes = 0  # the latter: the most that the rank holds on drives
         self.marks: list[Mark] = []
         self.owners: list[int] = []
         self.default_owner = int(Owner.OTHER)
@@ -121,7 +120,6 @@ class Recorder:
         self._transfers: list[Transfer] = []
         self._copies: dict[HostCopy, int] = {}
         self._host_memory: list[tuple[int, int, int]] = []  # rows before; bytes held and used from then on
-        self.nvme_bytes = 0  # the most that the rank holds on drives
         self._paths: dict[str, int] = {"": 0}
         self._path_names: list[str] = [""]
         self._chunks: list[tuple[Ints, ...]] = []  # what was issued before the lists above begin
