@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -37,6 +36,7 @@ from sim.scenario.consistency import (
     check_precision,
     check_under_pipeline,
     check_version,
+    resolve_profile,
 )
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import MISSING, Document
@@ -44,7 +44,7 @@ from sim.scenario.dump import dumped
 from sim.scenario.encoder_checks import check_stacks, check_weights, with_lengths
 from sim.scenario.experts import check_experts, expert_mesh
 from sim.scenario.family_checks import check_families, check_zero_precision, resolve_zero
-from sim.scenario.load import OVERRIDES
+from sim.scenario.load import beside
 from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
@@ -190,7 +190,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         fsdp=_fsdp(parallel),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
-        profile=sections.get("profile"),
+        profile=resolve_profile(document, sections.get("profile")),
         mode=sections.get("mode"),
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),
@@ -222,7 +222,7 @@ def _model(document: Document, sections: Sections) -> ModelConfig | ChainConfig 
     read: HuggingFaceConfig | None = None
     try:
         if section.config is not None:
-            file = _beside(document, section.config)
+            file = beside(document.origin(("model", "config")), section.config)
             name = file.parent.name if file.name == "config.json" else file.stem
             read = read_huggingface_config(file)
             shapes = read.shapes
@@ -268,13 +268,6 @@ def _build_without(
     with suppress(ModelError):
         return build_model(name, shapes, None if "implementation" in faulty else implementation, good)
     return None
-
-
-def _beside(document: Document, config: str) -> FilePath:
-    """A path that is relative to the file that says it; to the working directory from --set."""
-    origin = document.origin(("model", "config"))
-    folder = FilePath() if origin.file == OVERRIDES else FilePath(origin.file).parent
-    return folder / os.path.expanduser(config)
 
 
 def _cluster(document: Document, sections: Sections, parallel: ParallelSection, is_chain: bool) -> Cluster | None:
