@@ -20,6 +20,7 @@ from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.compiled.region import CompiledLoss
+from sim.runtime.fp8 import start_fp8
 from sim.runtime.host_adamw import HostAdamW
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients, Replicas
@@ -137,6 +138,7 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self._place_parameters()
             self._place_buffers()
+            start_fp8(tape, setup, [slot for _, slot in self.slots])
         if self.family is not None:
             buffers = [slot.tensor for _, slot in self.tensors if isinstance(slot, Buffer)]
             with tape.phase(Phase.INIT, Owner.GRADIENT):
@@ -251,6 +253,7 @@ class TrainingRun:
                 self._load_data()
             if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
+            self.tape.first_micro_batch = micro_batch == 0
             self._set_gradient_sync(micro_batch == accumulation - 1)
             if self.context is not None:
                 self.context.enter(self)
@@ -379,7 +382,7 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
-        self.tape.main_gradients = None
+        self.tape.main_gradients = self.tape.fp8 = None
         if self.family is not None:
             self.family.finish()
         for communication in self.communications:
