@@ -93,7 +93,7 @@ class TrainingRun:
         self.quantizer = Quantizer(self.tape)
         self.host = HostMemory(recorder)
         """Pinned memory for parameters and gradients under FSDP's CPU offload."""
-        self.savedon_host: HostMemory | None = None
+        self.saved_on_host: HostMemory | None = None
         """For save_on_cpu around the whole forward."""
         self.parameters: list[Tensor] = []
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
@@ -129,7 +129,7 @@ class TrainingRun:
             elif offload.layers is not None:
                 apply_offload(tape, model, offload)
         if offload is not None and offload.what == "saved_tensors" and offload.layers is None:
-            self.savedon_host = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
+            self.saved_on_host = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self.parameters = place_parameters(self)
             place_buffers(self)
@@ -313,10 +313,10 @@ class TrainingRun:
     @contextmanager
     def _offload(self) -> Iterator[None]:
         """save_on_cpu around the whole forward where the setup asks for it."""
-        if self.savedon_host is None:
+        if self.saved_on_host is None:
             yield
             return
-        self.tape.hooks.append(SaveOnCpu(self.tape, self.savedon_host))
+        self.tape.hooks.append(SaveOnCpu(self.tape, self.saved_on_host))
         try:
             yield
         finally:
