@@ -108,7 +108,9 @@ class Fp8:
                 recorder.memory_bound("amax_kernel", "reduce", x.bytes)
             if agree is not None:
                 recorder.collective(Collective("all_reduce", 4, *agree, "fp32"), COMPUTE)
-        made = [self.empty(x.shape, along_rows) if wanted else None for wanted, along_rows in self._forms(rows, columns)]
+        made = [
+            self.empty(x.shape, along_rows) if wanted else None for wanted, along_rows in self._forms(rows, columns)
+        ]
         written = sum(cast.data.bytes + cast.scales.bytes for cast in made if cast is not None)
         recorder.memory_bound("cast_transpose" if all(made[1:]) else "cast", "elementwise", x.bytes + written)
         return made[0], made[-1]

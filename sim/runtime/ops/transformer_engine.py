@@ -102,7 +102,7 @@ class Fp8Linear(Op):
         fp8, ((kind, ranks, shares),), (n, k) = state(tape), node.attributes, weight.shape
         gradient, dtype = first(gradients), first(gradients).dtype
         gathers = kind == "column" and shares
-        g_rows, g_columns = _gradient(tape, gradient, kind == "row" and shares, ranks)
+        g_rows, g_columns = gradient_casts(tape, gradient, kind == "row" and shares, ranks)
         tokens = g_rows.data.shape[:-1]
         rows, result = prod(tokens), list[Tensor | None]([None] * 5)
         factor, gathered = Cast(data, scales), None
@@ -160,23 +160,18 @@ def _input(tape: Tape, x: Tensor, normed: bool, agree: tuple[str, int] | None, b
     return rows, columns if fp8.two_forms else None
 
 
-def _gradient(tape: Tape, gradient: Tensor, gathers: bool, ranks: int) -> tuple[Cast, Cast]:
+def gradient_casts(tape: Tape, gradient: Tensor, gathers: bool, ranks: int) -> tuple[Cast, Cast]:
     """The output's gradient in both forms, of all tokens."""
     fp8 = state(tape)
-    if not gathers:
-        rows, columns = fp8.cast(gradient, True, True)
-    elif fp8.recipe == "mxfp8":
-        local = fp8.cast(gradient, True, True)
-        rows, columns = (gather(tape, part, ranks, along) for part, along in zip(local, (True, False)) if part)
-        del local
-    else:
-        (local_rows, _) = fp8.cast(gradient, True, False, (GROUP, ranks))
-        assert local_rows is not None
-        rows = gather(tape, local_rows, ranks)
-        del local_rows
-        columns = Cast(fp8.transposed(rows.data), rows.scales) if fp8.transposes else rows
-    assert rows is not None and columns is not None
-    return rows, columns
+    if not gathers or fp8.recipe == "mxfp8":
+        both = fp8.cast(gradient, True, True)
+        rows, columns = (part for part in both if part is not None)
+        return (gather(tape, rows, ranks), gather(tape, columns, ranks, rows=False)) if gathers else (rows, columns)
+    local, _ = fp8.cast(gradient, True, False, (GROUP, ranks))
+    assert local is not None
+    rows = gather(tape, local, ranks)
+    del local, _
+    return rows, Cast(fp8.transposed(rows.data), rows.scales) if fp8.transposes else rows
 
 
 def _weight_gradient(tape: Tape, weight: Tensor, rows: int, dtype: str) -> Tensor | None:
