@@ -115,6 +115,12 @@ class Fp8:
         recorder.memory_bound("cast_transpose" if all(made[1:]) else "cast", "elementwise", x.bytes + written)
         return made[0], made[-1]
 
+    def both_forms(self, x: Tensor) -> tuple[Cast, Cast]:
+        """x [..., k] for a product over k, and for one over the rows."""
+        rows, columns = self.cast(x, True, True)
+        assert rows is not None and columns is not None
+        return rows, columns
+
     def _forms(self, rows: bool, columns: bool) -> list[tuple[bool, bool]]:
         return [(rows, True), (columns, False)] if self.two_forms else [(rows or columns, True)]
 

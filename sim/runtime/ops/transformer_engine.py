@@ -155,22 +155,21 @@ def _input(tape: Tape, x: Tensor, normed: bool, agree: tuple[str, int] | None, b
         return rows, Cast(fp8.transposed(rows.data), rows.scales) if fp8.transposes and both else None
     source = tape.pointwise("norm", x.shape, x.dtype, None, x.bytes, "norm_forward") if normed else x
     own = fp8.recipe == "mxfp8" and tape.grad_enabled
-    rows, columns = fp8.cast(source, True, both or own, agree, amax_known=normed)
-    assert rows is not None
-    return rows, columns if fp8.two_forms else None
+    made, columns = fp8.cast(source, True, both or own, agree, amax_known=normed)
+    assert made is not None
+    return made, columns if fp8.two_forms else None
 
 
 def gradient_casts(tape: Tape, gradient: Tensor, gathers: bool, ranks: int) -> tuple[Cast, Cast]:
     """The output's gradient in both forms, of all tokens."""
     fp8 = state(tape)
     if not gathers or fp8.recipe == "mxfp8":
-        both = fp8.cast(gradient, True, True)
-        rows, columns = (part for part in both if part is not None)
+        rows, columns = fp8.both_forms(gradient)
         return (gather(tape, rows, ranks), gather(tape, columns, ranks, rows=False)) if gathers else (rows, columns)
-    local, _ = fp8.cast(gradient, True, False, (GROUP, ranks))
+    local = fp8.cast(gradient, True, False, (GROUP, ranks))[0]
     assert local is not None
     rows = gather(tape, local, ranks)
-    del local, _
+    del local
     return rows, Cast(fp8.transposed(rows.data), rows.scales) if fp8.transposes else rows
 
 
@@ -240,7 +239,7 @@ class Fp8GroupedLinear(Op):
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         weights, (groups,), fp8 = saved[:-2], node.attributes, state(tape)
         (n, k), (shape, dtype), result = weights[0].shape, node.metas[0], list[Tensor | None]()
-        cast = fp8.cast(first(gradients), True, True)
+        cast = fp8.both_forms(first(gradients))
         result.append(tape.empty(shape, dtype) if node.needs(0) else None)
         if node.needs(0):
             turned = [fp8.turned(weight) for weight in weights]
