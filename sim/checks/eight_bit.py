@@ -30,7 +30,7 @@ def uses_float8(facts: Facts) -> bool:
 
 def fp8_recipe(facts: Facts) -> str | None:
     """How Transformer Engine scales in Megatron's software: the first that the row names, else that of its recipes."""
-    named = facts.text.get("precision", "").partition("(fp")[0].lower()
+    named = facts.text.get("precision", "").lower().partition("(fp")[0]
     if software_of(facts).gpt != "megatron" or "fp8" not in named or "fp4" in named:
         return None
     recipes = ((r"mx", "mxfp8"), (r"cs|current|tensorwise", "tensorwise"), (r"delayed|ds", "delayed"))

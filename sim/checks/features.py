@@ -148,12 +148,6 @@ FEATURES = (
         value=lambda f: fp8_recipe(f),
     ),
     Feature(
-        name="weights stored in 8 bit",
-        path="parallel.data.fp8_parameters",
-        needed=lambda f: stores_fp8(f) and _shared(f, r"zero-?1|distributed optimizer"),
-        value=lambda f: True,
-    ),
-    Feature(
         name="weights gathered in 8 bit",
         path="parallel.fsdp.float8_all_gather",
         needed=lambda f: fp8_recipe(f) is not None and f.says("fsdp_or_zero", "fsdp"),
@@ -230,6 +224,12 @@ FEATURES = (
         name="ZeRO-1 or a distributed optimizer",
         path="parallel.data.distributed_optimizer",
         needed=lambda f: _shared(f, r"zero-?1|distributed optimizer"),
+        value=lambda f: True,
+    ),
+    Feature(
+        name="weights stored in 8 bit",
+        path="parallel.data.fp8_parameters",
+        needed=lambda f: stores_fp8(f) and _shared(f, r"zero-?1|distributed optimizer"),
         value=lambda f: True,
     ),
     Feature(

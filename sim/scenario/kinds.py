@@ -129,7 +129,7 @@ def _placement(value: Any) -> str | tuple[int, ...]:
     if isinstance(value, list) and value and all(type(count) is int and count >= 0 for count in value):
         if all(value[1:-1]) and any(value):
             return tuple(value)
-        raise ValueError("only the first and the last stage, which have embedding and head, can be without layers")
+        raise ValueError("only the first and the last stage can be without layers")
     raise ValueError("balanced, or a list of layers per stage, e.g. [7, 9, 9, 7], is expected")
 
 
