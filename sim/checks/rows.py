@@ -13,7 +13,7 @@ from typing import Any
 
 from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, NotExpressible, compiled, left_out, missing, recomputed, sections
+from sim.checks.features import PARTS, REGIONS, NotExpressible, compiled, left_out, missing, recomputed, sections
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.checks.training import is_four_bit
@@ -224,6 +224,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = software.norm
     if family == "llama" and section["implementation"] == "megatron" and software.swiglu_fusion is not None:
         section["swiglu_fusion"] = software.swiglu_fusion
+    if section["implementation"] == "megatron" and not software.persistent_norm:
+        section["persistent_norm"] = False
     if software.logits is not None:
         section["logits"] = software.logits
     chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
@@ -308,7 +310,7 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
     label = recomputed(facts).lower()
     stop: Sections = {} if software.early_stop else {"early_stop": False}
-    if software.reentrant and not re.search(PARTS, label):
+    if software.reentrant and (re.search(REGIONS, label) or not re.search(PARTS, label)):
         stop = {"reentrant": True}
     if not label and software.recompute:
         label = software.recompute

@@ -44,6 +44,8 @@ class Software:
     """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
     swiglu_fusion: bool | None = None
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
+    persistent_norm: bool = True
+    """Where it imitates Megatron: its norms are persistent kernels."""
     reentrant: bool = False
     """Its recomputation is reentrant: a backward within the backward, which never stops early."""
     compiled_loss: bool = False
@@ -149,6 +151,7 @@ KNOWN = (
         llama="megatron",
         reentrant=True,
         framework="megatron-deepspeed",
+        persistent_norm=False,  # its fused_kernels/layer_norm_cuda, of Megatron of 2021
         sharding="none",
         memory="device",
         since_start=True,
@@ -177,8 +180,18 @@ KNOWN = (
         swiglu_fusion=False,
     ),
     Software(
+        name="Megatron of 2021",
+        pattern="narayanan|ptd-p",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        persistent_norm=False,  # added in winter 2021 (megatron/model/fused_layer_norm.py)
+        sharding="none",
+        since_start=True,
+    ),
+    Software(
         name="Megatron",
-        pattern="megatron|korthikanti|narayanan|ptd-p|zero.bubble|simumax|dlperf|libai",
+        pattern="megatron|korthikanti|zero.bubble|simumax|dlperf|libai",
         gpt="megatron",
         llama="megatron",
         reentrant=True,

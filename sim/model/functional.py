@@ -41,6 +41,16 @@ def layer_norm(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
     return call("layer_norm", x, weight.tensor, bias.tensor if bias is not None else None)
 
 
+def persistent_rms_norm(x: Tensor, weight: Parameter) -> Tensor:
+    """rms_norm by a kernel that keeps a row in registers (Transformer Engine)."""
+    return call("persistent_rms_norm", x, weight.tensor)
+
+
+def persistent_layer_norm(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+    """layer_norm by a kernel that keeps a row in registers (apex's FastLayerNorm, Transformer Engine)."""
+    return call("persistent_layer_norm", x, weight.tensor, bias.tensor)
+
+
 def scale_by(x: Tensor, weight: Parameter, weight_first: bool = False) -> Tensor:
     """x * weight over the last dimension (weight * x where the imitated code writes it so)."""
     return call("mul", weight.tensor, x) if weight_first else call("mul", x, weight.tensor)

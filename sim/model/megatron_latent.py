@@ -13,10 +13,10 @@ from sim.model import routing as R
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
 from sim.model.experts import LatentAttention
-from sim.model.llama import FusedRMSNorm
+from sim.model.megatron_layer import make_norm
 from sim.model.module import Module, Parameter
 from sim.model.shard.context import ContextParallel
-from sim.model.shard.tensor import ColumnParallelLinear, RowParallelLinear, TensorParallel, norm_of_tokens
+from sim.model.shard.tensor import ColumnParallelLinear, RowParallelLinear, TensorParallel
 
 
 class DuplicatedLinear(Module):
@@ -33,8 +33,8 @@ class DuplicatedLinear(Module):
 class UpProjection(Module):
     """RMSNorm of the compressed tokens and a column-parallel product (TELayerNormColumnParallelLinear)."""
 
-    def __init__(self, inputs: int, outputs: int, parallel: TensorParallel) -> None:
-        self.layer_norm = norm_of_tokens(FusedRMSNorm(inputs), parallel)
+    def __init__(self, config: ModelConfig, inputs: int, outputs: int, parallel: TensorParallel) -> None:
+        self.layer_norm = make_norm(config, parallel, inputs)
         self.linear = ColumnParallelLinear(inputs, outputs, parallel, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ class LatentSelfAttention(Module):
         self.linear_q_proj: Module | None = None
         if latent.q_rank:
             self.linear_q_down_proj = DuplicatedLinear(h, latent.q_rank, parallel)
-            self.linear_q_up_proj = UpProjection(latent.q_rank, width, parallel)
+            self.linear_q_up_proj = UpProjection(config, latent.q_rank, width, parallel)
         else:
             self.linear_q_proj = ColumnParallelLinear(h, width, parallel, bias=False)
         self.linear_kv_down_proj = DuplicatedLinear(h, latent.kv_rank + latent.rope_head_dim, parallel)
         width = heads * (config.head_dim + latent.value_head_dim)
-        self.linear_kv_up_proj = UpProjection(latent.kv_rank, width, parallel)
+        self.linear_kv_up_proj = UpProjection(config, latent.kv_rank, width, parallel)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         q, k, v = self._queries_keys_values(x, rope)

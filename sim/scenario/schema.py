@@ -132,6 +132,9 @@ class ModelSection(EncoderFields):
     """megatron, Llama-like models: silu(gate) * value in one kernel. Default: true there."""
     bias_dropout_fusion: bool | None = None
     """megatron: residual + dropout(x + bias) in one kernel. Default: true there."""
+    persistent_norm: bool | None = None
+    """megatron: norms by kernels that keep a row in registers, as Transformer Engine and apex's FastLayerNorm do (from
+    2022 on; apex knows hidden sizes such as 1024, 4096, 6144, 12288), at more of the bandwidth. Default: true there."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
