@@ -14,6 +14,7 @@ from typing import Any
 from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
 from sim.checks.features import PARTS, REGIONS, NotExpressible, compiled, left_out, missing, recomputed, sections
+from sim.checks.megatron_age import as_of
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.checks.training import is_four_bit
@@ -118,7 +119,8 @@ def plan_of(facts: Facts) -> Plan:
     assumptions += left_out(facts)
     if software.extra:
         assumptions.append(software.extra)
-    return Plan(facts, software, _merged(document, sections(facts)), tuple(assumptions))
+    document = as_of(software.megatron, _merged(document, sections(facts)))
+    return Plan(facts, software, document, tuple(assumptions))
 
 
 def unprinted(facts: Facts) -> list[str]:
@@ -224,8 +226,6 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = software.norm
     if family == "llama" and section["implementation"] == "megatron" and software.swiglu_fusion is not None:
         section["swiglu_fusion"] = software.swiglu_fusion
-    if section["implementation"] == "megatron" and not software.persistent_norm:
-        section["persistent_norm"] = False
     if software.logits is not None:
         section["logits"] = software.logits
     chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sim.checks.facts import Facts
+from sim.checks.megatron_age import MegatronAge
 
 Counter = Literal["allocated", "active", "reserved", "device"]
 
@@ -44,8 +45,8 @@ class Software:
     """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
     swiglu_fusion: bool | None = None
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
-    persistent_norm: bool = True
-    """Where it imitates Megatron: its norms are persistent kernels."""
+    megatron: MegatronAge = "core"
+    """Where it imitates Megatron: of which age (`megatron_age`)."""
     reentrant: bool = False
     """Its recomputation is reentrant: a backward within the backward, which never stops early."""
     compiled_loss: bool = False
@@ -151,7 +152,7 @@ KNOWN = (
         llama="megatron",
         reentrant=True,
         framework="megatron-deepspeed",
-        persistent_norm=False,  # its fused_kernels/layer_norm_cuda, of Megatron of 2021
+        megatron="2021",
         sharding="none",
         memory="device",
         since_start=True,
@@ -181,17 +182,27 @@ KNOWN = (
     ),
     Software(
         name="Megatron of 2021",
-        pattern="narayanan|ptd-p",
+        pattern="narayanan|ptd-p|dlperf",
         gpt="megatron",
         llama="megatron",
         reentrant=True,
-        persistent_norm=False,  # added in winter 2021 (megatron/model/fused_layer_norm.py)
+        megatron="2021",
+        sharding="none",
+        since_start=True,
+    ),
+    Software(
+        name="Megatron of 2022",
+        pattern="korthikanti",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        megatron="2022",
         sharding="none",
         since_start=True,
     ),
     Software(
         name="Megatron",
-        pattern="megatron|korthikanti|zero.bubble|simumax|dlperf|libai",
+        pattern="megatron|zero.bubble|simumax|libai",
         gpt="megatron",
         llama="megatron",
         reentrant=True,

@@ -126,6 +126,8 @@ def _parallel(setup: Setup) -> Iterator[str]:
             yield f"--pipeline-model-parallel-layout 'E{layout}L'"
         elif pipeline.chunks > 1:
             yield f"--num-virtual-stages-per-pipeline-rank {pipeline.chunks}"
+        if pipeline.chunks > 1 and not pipeline.overlap_p2p:
+            yield "--no-overlap-p2p-communication"
     if (data := setup.data) is not None:
         flags = {
             "--use-distributed-optimizer": data.distributed_optimizer,

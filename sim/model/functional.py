@@ -104,14 +104,17 @@ def scaled_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def parallel_linear(
-    x: Tensor, weight: Parameter, bias: Parameter | None = None, ranks: int = 1, gathers_tokens: bool = False
-) -> Tensor:
+    x: Tensor, weight: Parameter, bias: Parameter | None = None, ranks: int = 1, gathers_tokens: bool = False,
+    overlaps: bool = True,
+) -> Tensor:  # fmt: skip
     """Megatron's linear layer as one node of the graph: x [..., in] times weight [out, in] transposed, plus bias.
 
     ranks above 1: the columns are split, so that backward sums the input's gradient over the ranks; `gathers_tokens`:
-    x holds [S/ranks, ...] tokens, gathered before each product and reduce-scattered in backward.
+    x holds [S/ranks, ...] tokens, gathered before each product and reduce-scattered in backward. `overlaps`: the sum goes
+    on beside the product for the weight's gradient.
     """
-    return call("parallel_linear", x, weight.tensor, bias.tensor if bias is not None else None, ranks, gathers_tokens)
+    given = bias.tensor if bias is not None else None
+    return call("parallel_linear", x, weight.tensor, given, ranks, gathers_tokens, overlaps)
 
 
 def all_reduce(x: Tensor, ranks: int) -> Tensor:

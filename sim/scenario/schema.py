@@ -241,6 +241,12 @@ class PipelineSection(Section):
     placement: Placement = "balanced"
     """Layers per stage, first stage first, e.g. [7, 9, 9, 7]. Default: balanced; what is left over goes to the stages
     after the first."""
+    overlap_p2p: bool | None = None
+    """megatron, interleaved: compute goes on beside what is sent (overlap-p2p-communication; since 2023). Default: true.
+    Megatron's 1F1B always waits, the other schedules never do."""
+    scatter_gather: bool = False
+    """megatron, tensor parallel without sequence parallelism: each rank sends its share of the hidden states, which all
+    have, and gathers what arrives (Megatron until 2022, DeepSpeed's pipeline). Default: false."""
 
 
 class ParallelSection(Section):
