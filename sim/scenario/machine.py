@@ -7,9 +7,10 @@ from dataclasses import replace
 from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
 from sim.hardware.drives import Drives, usual_drives
 from sim.hardware.mesh import Mesh, MeshError
+from sim.scenario.cluster_section import ClusterSection
 from sim.scenario.document import Document
 from sim.scenario.experts import expert_mesh
-from sim.scenario.schema import ClusterSection, ParallelSection
+from sim.scenario.schema import ParallelSection
 from sim.scenario.sections import EXPECTED, Sections
 
 CHAIN_GPU = "h100-sxm-80gb"
