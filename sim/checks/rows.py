@@ -101,6 +101,8 @@ def plan_of(facts: Facts) -> Plan:
     preset = preset_of(facts)
     hidden = facts.hidden or (preset_shapes(preset)["hidden"] if preset else None)
     shared = parallel(facts, software, hidden, assumptions)
+    if "fsdp" in shared and software.units and preset and not preset_shapes(preset).get("tied_embeddings"):
+        shared["fsdp"]["units"] = software.units
     document: Sections = {
         "model": model(facts, family, software, assumptions),
         "cluster": cluster(facts, gpu),
