@@ -14,7 +14,7 @@ from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
 
-def _weight_gradient(tape: Tape, rows: int, width: int, dtype: str, buffers: int) -> Gradients:
+def norm_weight_gradients(tape: Tape, rows: int, width: int, dtype: str, buffers: int) -> Gradients:
     """Gradients of weight (and bias). Very many short rows: partial rows of up to 32 rows each, summed into new buffers
     (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
     gradients: Gradients = [tape.empty((width,), dtype) for _ in range(buffers)]
@@ -45,7 +45,7 @@ def _backward(tape: Tape, kernel: str, family: str, node: Node, gradients: Gradi
     tape.recorder.memory_bound(kernel, family, 3 * first(gradients).bytes)
     wanted = [node.needs(number) for number in range(1, len(node.metas))]
     rows = 0 if family.startswith("persistent") else prod(shape[:-1])
-    made = iter(_weight_gradient(tape, rows, shape[-1], weight_dtype, sum(wanted)) if any(wanted) else ())
+    made = iter(norm_weight_gradients(tape, rows, shape[-1], weight_dtype, sum(wanted)) if any(wanted) else ())
     return [dx, *(next(made) if needed else None for needed in wanted)]
 
 
