@@ -43,7 +43,7 @@ from sim.runtime.weight_store import StoredWeights
 from sim.scenario.setup import Offload, Pipeline
 
 SEND, RECEIVE = Operators.number("pipeline::send"), Operators.number("pipeline::receive")
-EARLY = ("interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v")
+EARLY = ("interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 """Schedules that receive as soon as possible (torch's _PipelineScheduleRuntime); the others right before they need it."""
 
 

@@ -85,7 +85,7 @@ def test_all_stages_together_compute_what_one_gpu_computes(schedule: str, implem
     assert {kernel: n for kernel, n in together.items() if isinstance(kernel.work, Gemm)} == gemms  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("implementation", ["nanogpt", "megatron"])
 def test_a_split_backward_computes_the_same(schedule: str, implementation: str) -> None:
     """Products, that is: none is computed in both passes."""
