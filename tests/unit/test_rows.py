@@ -245,16 +245,6 @@ def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeyp
     assert document(fsdp_or_zero="none", **megatron)["parallel"] == {"data": {"degree": 8}}
     assert document(offload="boundary activations")["offload"] == {"what": "checkpoint_inputs"}
     assert document(recompute="selective_attention")["checkpoint"] == {"every": 1, "inside": ["core_attention"]}
-    on_host = document(fsdp_or_zero="zero3", offload="optimizer_cpu+params_cpu+activation_ckpt_cpu", recompute="full")
-    assert on_host["parallel"]["zero"] == {
-        "degree": 8, "stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu",
-    }  # fmt: skip
-    assert on_host["offload"] == {"what": "checkpoint_inputs"}
-    alone = document(fsdp_or_zero="zero2", offload="optimizer_cpu", num_gpus="1", dp="1", global_batch="4")
-    assert alone["parallel"]["zero"] == {"degree": 1, "stage": 2, "offload_optimizer": "cpu"}
-    torchtune = {"source": "torchtune README", "model_name": "Llama 3.1 70B"}
-    states = document(offload="params/optimizer cpu offload (FSDP)", **torchtune)
-    assert states["parallel"]["fsdp"] == {"degree": 8, "cpu_offload": True, "units": "torchtitan_2026"}
     kwai = document(recompute="selective_op (MLP activation func + norm)")
     assert kwai["checkpoint"] == {"every": 1, "discard": ["norm", "activation"]}
 
