@@ -33,7 +33,10 @@ DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200, "bert": 30522, "t5": 30622}
 GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"gh200", "gh200-96gb", None),
     (r"h800", "h800-sxm-80gb", None),
-    (r"gb300|b300|h20\b|a800|rtx pro|5060|a6000|4070", "", None),
+    (r"a800", "a800-sxm-80gb", None),
+    (r"h20\b", "h20-sxm-96gb", None),
+    (r"gb300", "gb300-279gb", None),
+    (r"b300", "b300-sxm-270gb", None),
     (r"gb200", "gb200-186gb", None),
     (r"b200", "b200-sxm-180gb", None),
     (r"h200", "h200-sxm-141gb", None),
@@ -52,6 +55,10 @@ GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"a10g", "a10g-24gb", None),
     (r"rtx ?-?5090", "rtx5090-32gb", None),
     (r"rtx ?-?4090", "rtx4090-24gb", None),
+    (r"4070 ?ti ?super", "rtx4070tis-16gb", None),
+    (r"5060 ?ti 16", "rtx5060ti-16gb", None),
+    (r"rtx pro 6000", "rtx-pro-6000-96gb", None),
+    (r"a6000", "a6000-48gb", None),
     (r"rtx ?-?3090", "rtx3090-24gb", None),
     (r"mi300x", "mi300x-192gb", None),
     (r"mi250x", "mi250x-gcd-64gb", None),
@@ -172,16 +179,17 @@ def gpu_of(facts: Facts) -> tuple[str, str | None]:
 
 
 def family_of(facts: Facts) -> str | None:
-    """bert and t5 by name; llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    """bert and t5 by name; llama for gated MLPs and squared ReLU, gpt for GELU; by the model's name where the MLP is not
+    printed."""
     if facts.says("model_name", r"\bbert\b"):
         return "bert"
     if facts.says("model_name", r"\bt5\b"):
         return "t5"
-    if facts.says("mlp_type", "swiglu|silu|gated"):
+    if facts.says("mlp_type", "swiglu|silu|gated|squared"):
         return "llama"
     if facts.says("mlp_type", "gelu"):
         return "gpt"
-    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight"):
+    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight|nemotron|grok|kimi"):
         return "llama"
     return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
 
@@ -199,7 +207,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
             section["vocab"] = DEFAULT_VOCAB[family]
             assumptions.append(f"vocabulary {DEFAULT_VOCAB[family]}")
         if facts.ffn_hidden is None and facts.hidden is not None:
-            section["ffn_hidden"] = 4 * facts.hidden if family != "llama" else -(-facts.hidden * 8 // 3 // 256) * 256
+            gated = family == "llama" and not facts.says("mlp_type", "squared")
+            section["ffn_hidden"] = -(-facts.hidden * 8 // 3 // 256) * 256 if gated else 4 * facts.hidden
             assumptions.append(f"ffn_hidden {section['ffn_hidden']}")
     if family == "t5" and facts.hidden is not None and facts.heads is not None:
         section |= {"decoder_layers": facts.decoder_layers or facts.layers, "head_dim": facts.hidden // facts.heads}
@@ -224,6 +233,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = software.norm
     if family == "llama" and section["implementation"] == "megatron" and software.swiglu_fusion is not None:
         section["swiglu_fusion"] = software.swiglu_fusion
+    if facts.says("mlp_type", "squared"):
+        section["norm"] = "layer_norm"
     if software.logits is not None:
         section["logits"] = software.logits
     chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
@@ -243,7 +254,7 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-FABRICS = {"gb200-186gb": 72}
+FABRICS = {"gb200-186gb": 72, "gb300-279gb": 72}
 """GPUs that one NVLink fabric joins, where it joins several nodes (NVL72): what a group inside it sees as one node."""
 
 

@@ -17,6 +17,7 @@ from sim.model import encoders
 from sim.model.config import Family, Implementation, ModelConfig
 from sim.model.expert_fields import check_nested, completed, merged, unwritten, written_by
 from sim.model.faults import Fault, ModelError
+from sim.model.layer_kinds import check_kinds
 
 Fields = dict[str, Any]
 """Fields of ModelConfig by name, not yet complete."""
@@ -76,7 +77,8 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
     ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",), "loss_chunks": (1,)},
     ("llama", "megatron"): LLAMA_CODE
-    | {"norm": ("fused",), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
+    | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
+    | {"activation": ("silu", "squared_relu")}
     | {"logits": ("loss_upcast",), "loss_chunks": (1,)}
     | {"bias_dropout_fusion": (True,), "swiglu_fusion": (False, True)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
@@ -134,7 +136,7 @@ def build_model(
     values = {**IMPLEMENTATIONS[family, code], **given}
     values.setdefault("kv_heads", values["heads"])
     values |= encoders.derived(values)
-    faults += check_shapes(values) + check_choices(values, family, code)
+    faults += check_shapes(values) + check_choices(values, family, code) + check_kinds(given)
     faults += [Fault(field, values.get(field), message) for field, message in encoders.check_own_fields(values)]
     faults = faults or check_nested(values, family, code)
     if faults:

@@ -62,7 +62,7 @@ def make_layer(
     context: ContextParallel,
 ) -> TransformerLayer:
     """Layer `number` of the model, with the attention and the experts that the configuration asks for."""
-    attention: Module = SelfAttention(config, parallel, context)
+    attention: Module = SelfAttention(config, parallel, context, config.window_of(number))
     moe = None
     if config.latent is not None:
         attention = LatentSelfAttention(config, config.latent, parallel, context)

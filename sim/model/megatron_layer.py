@@ -2,7 +2,8 @@
 
 A heads, K kv heads, D head dim, F ffn, t ranks of the tensor-parallel group. GPT: LayerNorm, biases added apart from the
 products or in fused kernels, attention written out (masked softmax always fused) or SDPA's. Llama-like models: RMSNorm,
-a gated MLP in one product and one fused kernel, fused rotary positions, and Transformer Engine's fused attention.
+a gated MLP in one product and one fused kernel (or squared ReLU), fused rotary positions, and Transformer Engine's fused
+attention.
 For 16-bit parameters (the softmax kernel knows no other). Code: megatron-core 0.16; the fused kernels and the order of
 communication of GPT are those of 2022 too.
 """
@@ -37,6 +38,8 @@ class CoreAttention(Module):
     S are the tokens of one context-parallel rank.
     """
 
+    window = 0
+
     def __init__(self, config: ModelConfig, context: ContextParallel) -> None:
         self.config = config
         self.context = context
@@ -45,7 +48,7 @@ class CoreAttention(Module):
         s, b, a, d = q.shape
         if self.config.family == "llama" or self.context.degree > 1:
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-            return F.fused_attention(q, k, v, self.context).view(s, b, a * d)
+            return F.fused_attention(q, k, v, self.context, self.window).view(s, b, a * d)
         if self.config.attention != "unfused":
             return self._fused(q, k, v)
         keys = k.shape[0]
@@ -70,14 +73,24 @@ class CoreAttention(Module):
         return context.transpose(1, 2).transpose(0, 1).contiguous().view(s, b, a * d)
 
 
+class WindowedCoreAttention(CoreAttention):
+    """A query sees the keys of its window alone. A class of its own: its layers are not like the others."""
+
+    def __init__(self, config: ModelConfig, context: ContextParallel) -> None:
+        super().__init__(config, context)
+        self.window = config.window
+
+
 class SelfAttention(Module):
     """The bias of the output projection is left to the caller. `rope`: angles [S, 1, 1, D], where positions are rotary."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel, context: ContextParallel) -> None:
+    def __init__(
+        self, config: ModelConfig, parallel: TensorParallel, context: ContextParallel, window: int = 0
+    ) -> None:
         h, d = config.hidden, config.head_dim
         self.config = config
         self.groups = config.kv_heads // parallel.degree
-        self.core_attention: Module = CoreAttention(config, context)
+        self.core_attention: Module = (WindowedCoreAttention if window else CoreAttention)(config, context)
         self.linear_proj = RowParallelLinear(config.heads * d, h, parallel, config.bias)
         width = (config.heads + 2 * config.kv_heads) * d
         self.linear_qkv = ColumnParallelLinear(h, width, parallel, config.bias or config.qkv_bias)
@@ -119,6 +132,11 @@ class SwiGlu(Module):
         return F.silu(gate) * value
 
 
+class SquaredRelu(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.squared_relu(x)
+
+
 class Mlp(Module):
     """The bias of the second projection is left to the caller."""
 
@@ -126,7 +144,8 @@ class Mlp(Module):
         h, ffn, gated = config.hidden, ffn_hidden or config.ffn_hidden, config.activation == "silu"
         self.config = config
         self.linear_fc1 = ColumnParallelLinear(h, 2 * ffn if gated else ffn, parallel, config.bias, skip_bias_add=True)
-        self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else Gelu()
+        plain = SquaredRelu() if config.activation == "squared_relu" else Gelu()
+        self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else plain
         self.linear_fc2 = RowParallelLinear(ffn, h, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -115,14 +115,19 @@ class ModelSection(EncoderFields):
     """RMSNorm over each head of q and k (Qwen3)."""
     dropout: Probability | None = None
     """Probability of dropout after attention, projections and embedding; 0 leaves dropout out."""
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu"] | None = None
-    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones."""
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu", "squared_relu"] | None = None
+    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones. squared_relu: Megatron's
+    Llama-like models without a gate (Nemotron)."""
     norm: Literal["fused", "manual", "layer_norm"] | None = None
     """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT."""
     rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] | None = None
     """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
+    window: Count | None = None
+    """megatron, Llama-like models: keys that a query sees at most, itself among them (sliding window). Default: all."""
+    full_attention_every: Count | None = None
+    """With `window`: every so-manieth layer sees all keys (GPT-OSS: 2). Default: none does."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
     """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op, as
     Megatron's own and transformers' "eager"."""
