@@ -67,6 +67,10 @@ GPUS: tuple[tuple[str, str, str | None], ...] = (
 The first that matches counts; A100 alone is the SXM card of 80 GB."""
 
 
+UNPRINTED_GPU = "not printed|not stated|unknown"
+"""Words of a label that is somebody's guess."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A row's scenario, as a document, with what had to be assumed."""
@@ -147,7 +151,8 @@ def unprinted(facts: Facts) -> list[str]:
         reasons.append("neither micro_batch nor global_batch is printed")
     if gpu_of(facts)[0] == "":
         label = facts.text.get("gpu", "")
-        reasons.append(f"GPU {label} is not in the catalogue" if label else "gpu is not printed")
+        printed = label and not re.search(UNPRINTED_GPU, label, re.IGNORECASE)
+        reasons.append(f"GPU {label} is not in the catalogue" if printed else "gpu is not printed")
     reasons += unprinted_experts(facts)
     if family_of(facts) == "t5" and facts.target_len is None:
         reasons.append("the decoder's tokens per sequence are not printed")
@@ -172,6 +177,8 @@ def _blank(facts: Facts, name: str) -> str:
 def gpu_of(facts: Facts) -> tuple[str, str | None]:
     """The catalogue's name of the row's GPU ("" where it has none), and its usable memory if another size is meant."""
     label = facts.text.get("gpu", "").lower().replace("_", " ")
+    if re.search(UNPRINTED_GPU, label):
+        return "", None
     for words, name, usable in GPUS:
         if re.search(words, label):
             return name, usable
@@ -189,7 +196,7 @@ def family_of(facts: Facts) -> str | None:
         return "llama"
     if facts.says("mlp_type", "gelu"):
         return "gpt"
-    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight|nemotron|grok|kimi"):
+    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight|nemotron|grok|kimi|gpt.?oss"):
         return "llama"
     return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
 

@@ -103,7 +103,24 @@ def test_a_gpu_is_found_by_the_words_of_its_label(label: str, name: str) -> None
 
 def test_a_gpu_that_the_catalogue_lacks_is_named() -> None:
     assert reason(gpu="RTX 5060 Ti 8GB") == "GPU RTX 5060 Ti 8GB is not in the catalogue"
-    assert reason(gpu="") == "gpu is not printed"
+    assert reason(gpu="") == reason(gpu="GB300 (GPU not printed in the log)") == "gpu is not printed"
+
+
+def test_nemo_shares_tokens_among_tensor_ranks_unless_a_row_says_otherwise() -> None:
+    row = {"source": "NeMo performance summary", "tp": "2", "num_gpus": "4", "dp": "2", "precision": "bf16"}
+    for said, shares in (("", True), ("yes", True), ("no", False)):
+        assert document(**row, sp=said)["parallel"]["tensor"]["sequence_parallel"] is shares
+
+
+def test_squared_relu_is_written_into_the_model() -> None:
+    row = {
+        "source": "NeMo performance summary",
+        "mlp_type": "squared_relu",
+        "precision": "bf16",
+        "model_name": "Nemotron X",
+    }
+    model = document(**row, ffn_hidden="")["model"]
+    assert (model["activation"], model["norm"], model["ffn_hidden"]) == ("squared_relu", "layer_norm", 4 * 256)
 
 
 def test_a_smaller_card_of_a_kind_has_its_own_memory() -> None:
