@@ -16,9 +16,10 @@ from sim.model.module import Buffer, Parameter
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.compiled.region import CompiledLoss
+from sim.runtime.fp8 import start_fp8
 from sim.runtime.host_adamw import HostAdamW
 from sim.runtime.host_memory import HostMemory
-from sim.runtime.main_gradients import MainGradients, Replicas
+from sim.runtime.main_gradients import MainGradients, replicas_of
 from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.ops.nf4 import Quantizer
@@ -133,6 +134,7 @@ class TrainingRun:
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
             self.parameters = place_parameters(self)
             place_buffers(self)
+            start_fp8(tape, setup, [slot for _, slot in self.slots])
         if self.family is not None:
             buffers = [slot.tensor for _, slot in self.tensors if isinstance(slot, Buffer)]
             with tape.phase(Phase.INIT, Owner.GRADIENT):
@@ -171,11 +173,11 @@ class TrainingRun:
         spread = setup.expert.degree > 1
         shared = _tensors(slot for slot in slots if not (spread and slot.of_expert))
         experts = _tensors(slot for slot in slots if spread and slot.of_expert)
-        kinds = [Replicas(shared, data.degree), Replicas(experts, setup.mesh.degree("edp"), "edp")]
+        kinds = replicas_of(shared, data.degree) + replicas_of(experts, setup.mesh.degree("edp"), "edp")
         partial = _tensors(slot for slot in slots if slot.partial)
         self.main_gradients = tape.main_gradients = MainGradients(
             tape,
-            [kind for kind in kinds if kind.parameters],
+            kinds,
             partial,
             data,
             setup.precision.reduce,
@@ -196,6 +198,7 @@ class TrainingRun:
                 self._load_data()
             if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
+            self.tape.first_micro_batch = micro_batch == 0
             self._set_gradient_sync(micro_batch == accumulation - 1)
             if self.context is not None:
                 self.context.enter(self)
@@ -324,7 +327,7 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
-        self.tape.main_gradients = None
+        self.tape.main_gradients = self.tape.fp8 = None
         if self.family is not None:
             self.family.finish()
         for communication in self.communications:

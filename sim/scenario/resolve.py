@@ -30,6 +30,7 @@ from sim.scenario.dump import dumped
 from sim.scenario.encoder_checks import check_stacks, check_weights, with_lengths
 from sim.scenario.experts import check_experts
 from sim.scenario.family_checks import check_families, check_zero_precision, resolve_zero
+from sim.scenario.fp8 import check_fp8_beside, check_fp8_checkpoint, with_fp8
 from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.machine import resolve_cluster, resolve_mesh
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
@@ -106,6 +107,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         if section.input_gradients is None and checkpoint and model.implementation == "transformers":
             model = replace(model, input_gradients=True)
         check_trained(document, model, sections.get("mode") or "train")
+        if sections.whole("parallel"):
+            model = with_fp8(document, precision, parallel, model, sections.get("mode") or "train")
     cluster = resolve_cluster(document, sections, parallel, is_chain)
     batch = _batch(document, sections, is_chain)
     batch = with_lengths(document, batch, model) if batch and sections.whole("batch") else batch
@@ -151,6 +154,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_compile(document, compiled, model, cluster, precision, checkpoint, parallel, offload)
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
+        check_fp8_beside(document, precision, cluster)
+        check_fp8_checkpoint(document, precision, checkpoint)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         if parallel.zero is not None:
             check_zero_precision(document, precision)
@@ -205,7 +210,7 @@ def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precisio
     if autocast is None:
         alone = parallel.fsdp is None and parallel.fsdp1 is None and parallel.zero is None
         autocast = alone and section.compute != section.parameters
-    return Precision(**{**section.model_dump(), "autocast": autocast})
+    return Precision(**{**section.model_dump(exclude={"fp8", "fp8_edge_layers"}), "autocast": autocast})
 
 
 def _optimizer(section: OptimizerSection | None) -> Optimizer | None:
