@@ -183,6 +183,7 @@ KNOWN = (
         flash="cudnn",  # Transformer Engine
         reduce="bf16",  # grad_reduce_in_fp32 is off in its bf16 recipes: 2 + 2 + 12/d bytes per parameter in row 33
         sharding="distributed optimizer",  # on by default in its recipes
+        sequence_parallel=True,  # bool(tp > 1) in its performance recipes
         since_start=True,
         often_8_bit=True,
         stores_fp8=True,  # fp8_params in bf16_with_fp8_mixed
