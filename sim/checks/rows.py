@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from sim.checks.eight_bit import compiled, fp8_recipe
 from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, NotExpressible, compiled, left_out, missing, recomputed, sections
+from sim.checks.features import DISCARDED, INSIDE, PARTS, NotExpressible, left_out, missing, recomputed, sections
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.checks.training import is_four_bit
@@ -35,8 +36,8 @@ GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"h800", "h800-sxm-80gb", None),
     (r"a800", "a800-sxm-80gb", None),
     (r"h20\b", "h20-sxm-96gb", None),
-    (r"gb300", "gb300-279gb", None),
-    (r"b300", "b300-sxm-270gb", None),
+    (r"gb300", "gb300-288gb", None),
+    (r"b300", "b300-sxm-288gb", None),
     (r"gb200", "gb200-186gb", None),
     (r"b200", "b200-sxm-180gb", None),
     (r"h200", "h200-sxm-141gb", None),
@@ -57,7 +58,7 @@ GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"rtx ?-?4090", "rtx4090-24gb", None),
     (r"4070 ?ti ?super", "rtx4070tis-16gb", None),
     (r"5060 ?ti 16", "rtx5060ti-16gb", None),
-    (r"rtx pro 6000", "rtx-pro-6000-96gb", None),
+    (r"rtx pro 6000", "rtxpro6000-96gb", None),
     (r"a6000", "a6000-48gb", None),
     (r"rtx ?-?3090", "rtx3090-24gb", None),
     (r"mi300x", "mi300x-192gb", None),
@@ -240,8 +241,6 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         section["norm"] = software.norm
     if family == "llama" and section["implementation"] == "megatron" and software.swiglu_fusion is not None:
         section["swiglu_fusion"] = software.swiglu_fusion
-    if facts.says("mlp_type", "squared"):
-        section["norm"] = "layer_norm"
     if software.logits is not None:
         section["logits"] = software.logits
     chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
@@ -261,7 +260,7 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-FABRICS = {"gb200-186gb": 72, "gb300-279gb": 72}
+FABRICS = {"gb200-186gb": 72, "gb300-288gb": 72}
 """GPUs that one NVLink fabric joins, where it joins several nodes (NVL72): what a group inside it sees as one node."""
 
 
@@ -335,6 +334,10 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
         assumptions.append("recompute is not printed, none assumed")
     if not label or re.match(r"none|no\b|off|false", label):
         return None
+    if fp8_recipe(facts) and any(re.search(words, label) for words, _ in DISCARDED):
+        assumptions.append("norms and activations that are made again are played as saved in 8 bit")
+        if not re.search("|".join(words for words, _ in INSIDE), label):
+            return None
     share = re.search(r"1/(\d+)|every[ _-]?(\d+)", label)
     if share:
         return {"every": int(share[1] or share[2]), **stop}

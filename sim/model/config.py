@@ -29,13 +29,14 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
-    """Products of layers' linear parts in 8 bit by Transformer Engine; but for `edge_layers` at either end.
+    """Products of layers' linear parts in 8 bit by Transformer Engine; but for so many layers at the start and the end.
 
     `recipe`: Megatron's name of how scales are found (sim.runtime.fp8). `stored`: these weights exist in 8 bit only.
     """
 
     recipe: Literal["delayed", "tensorwise", "mxfp8"]
-    edge_layers: int = 0
+    first: int = 0
+    last: int = 0
     stored: bool = False
 
 

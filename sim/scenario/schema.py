@@ -116,10 +116,10 @@ class ModelSection(EncoderFields):
     dropout: Probability | None = None
     """Probability of dropout after attention, projections and embedding; 0 leaves dropout out."""
     activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu", "squared_relu"] | None = None
-    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones. squared_relu: Megatron's
-    Llama-like models without a gate (Nemotron)."""
+    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones; squared_relu (Nemotron,
+    for megatron's Llama-like models) has no gate."""
     norm: Literal["fused", "manual", "layer_norm"] | None = None
-    """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT."""
+    """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT, and megatron's Llama-like models."""
     rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] | None = None
     """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
@@ -378,7 +378,8 @@ class ScenarioFile(Section):
     and the second step is mostly the steady one."""
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
-    """Name of the cost profile. Default: the one of the GPU."""
+    """Name of the cost profile, or a file of your own (mine.yaml, beside this one; python -m sim calibrate writes it).
+    Default: the one of the GPU."""
     gemm_efficiency: Share | None = None
     """Share of the dense peak that large matrix products sustain on your own card, power limit and software: the one
     number most worth measuring. Default: the profile's."""

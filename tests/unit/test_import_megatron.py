@@ -227,7 +227,7 @@ def test_squared_relu_beside_rotary_positions_is_nemotrons_layer(tmp_path: Path)
     "arguments, expected",
     [
         ("--fp8-format hybrid", Fp8(recipe="delayed")),
-        ("--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16", Fp8(recipe="tensorwise", edge_layers=1)),
+        ("--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16", Fp8(recipe="tensorwise", first=1, last=1)),
         ("--fp8-format hybrid --use-distributed-optimizer --fp8-param-gather", Fp8(recipe="delayed", stored=True)),
         ("--fp8-recipe tensorwise", None),
     ],
