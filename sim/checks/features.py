@@ -75,6 +75,13 @@ class Feature:
     """What is assumed where the schema lacks the field; without such words the row is not expressible then."""
 
 
+def _shares_tokens(facts: Facts) -> bool:
+    """Sequence parallelism: as printed, else with experts, which need it, else as the software does."""
+    if facts.text.get("sp"):
+        return facts.says("sp", "^yes")
+    return has_experts(facts) or software_of(facts).sequence_parallel
+
+
 def _shared(facts: Facts, label: str) -> bool:
     """Do several ranks reduce gradients together, and share states as the label says, or where there is none, as their
     software does, in Megatron's loop? Context-parallel ones do too."""
@@ -180,10 +187,7 @@ FEATURES = (
         name="tensor parallelism",
         path="parallel.tensor",
         needed=lambda f: f.tp > 1,
-        value=lambda f: {
-            "degree": f.tp,
-            "sequence_parallel": f.says("sp", "^yes" if f.text.get("sp") or not has_experts(f) else ""),
-        },
+        value=lambda f: {"degree": f.tp, "sequence_parallel": _shares_tokens(f)},
     ),
     Feature(
         name="pipeline parallelism",
