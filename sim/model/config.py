@@ -28,6 +28,19 @@ class Lora:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8:
+    """Products of layers' linear parts in 8 bit by Transformer Engine; but for so many layers at the start and the end.
+
+    `recipe`: Megatron's name of how scales are found (sim.runtime.fp8). `stored`: these weights exist in 8 bit only.
+    """
+
+    recipe: Literal["delayed", "tensorwise", "mxfp8"]
+    first: int = 0
+    last: int = 0
+    stored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Shapes and choices of one transformer. Sizes are counts; probabilities are fractions.
 
@@ -54,7 +67,7 @@ class ModelConfig:
     qk_norm: bool = False
     """RMSNorm over each head of q and k (Qwen3)."""
     dropout: float = 0.0
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu", "squared_relu"] = "silu"
     norm: Literal["fused", "manual", "layer_norm"] = "fused"
     """fused: one RMSNorm kernel (F.rms_norm); manual: x.float() * rsqrt(...) op by op; layer_norm: GPT."""
     rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] = "complex"
@@ -102,6 +115,8 @@ class ModelConfig:
     """The embedding's output is made to require a gradient, whatever is frozen (enable_input_require_grads)."""
     lora: Lora | None = None
     """Adapters; None: all parameters but the frozen ones are trained."""
+    fp8: Fp8 | None = None
+    """Megatron with Transformer Engine: which products are in 8 bit. None: all in the compute dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

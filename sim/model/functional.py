@@ -55,6 +55,11 @@ def silu(x: Tensor) -> Tensor:
     return call("silu", x)
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x) squared in one kernel."""
+    return call("squared_relu", x)
+
+
 def gelu(x: Tensor) -> Tensor:
     """One kernel, erf or tanh form alike."""
     return call("gelu", x)
@@ -102,6 +107,26 @@ def parallel_linear(
     x holds [S/ranks, ...] tokens, gathered before each product and reduce-scattered in backward.
     """
     return call("parallel_linear", x, weight.tensor, bias.tensor if bias is not None else None, ranks, gathers_tokens)
+
+
+def fp8_linear(
+    x: Tensor, weight: Parameter, bias: Parameter | None, gamma: Parameter | None, beta: Parameter | None,
+    parallel: tuple[str, int, bool],
+) -> Tensor:  # fmt: skip
+    """Transformer Engine's linear layer in 8 bit: x [..., in], after a norm with weight gamma and bias beta (or none),
+    times weight [out, in] transposed. `parallel`: column, row or none; ranks; do they share tokens between layers?"""
+    given = (p.tensor if p is not None else None for p in (weight, bias, gamma, beta))
+    return call("fp8_linear", x, *given, parallel)
+
+
+def fp8_layers_begin(x: Tensor) -> Tensor:
+    """All layers with 8-bit products follow; x passes on."""
+    return call("fp8_layers_begin", x)
+
+
+def fp8_layers_end(x: Tensor) -> Tensor:
+    """They have run."""
+    return call("fp8_layers_end", x)
 
 
 def all_reduce(x: Tensor, ranks: int) -> Tensor:

@@ -115,10 +115,11 @@ class ModelSection(EncoderFields):
     """RMSNorm over each head of q and k (Qwen3)."""
     dropout: Probability | None = None
     """Probability of dropout after attention, projections and embedding; 0 leaves dropout out."""
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu"] | None = None
-    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones."""
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu", "squared_relu"] | None = None
+    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones; squared_relu (Nemotron,
+    for megatron's Llama-like models) has no gate."""
     norm: Literal["fused", "manual", "layer_norm"] | None = None
-    """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT."""
+    """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT, and megatron's Llama-like models."""
     rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] | None = None
     """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
@@ -219,7 +220,7 @@ class FsdpSection(Section):
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
     float8_all_gather: bool = False
     """Blocks' matrices are cast to 8 bit before the all-gather (torchao's enable_fsdp_float8_all_gather), with scales
-    computed for all of them after the optimizer. Needs precision.float8: tensorwise. Default: false."""
+    computed for all of them after the optimizer. Needs precision.float8: tensorwise, or precision.fp8. Default: false."""
     cpu_offload: bool = False
     """CPUOffloadPolicy: parameters, gradients and optimizer states live in pinned host memory, and the CPU runs the
     optimizer. Default: false."""
@@ -276,6 +277,12 @@ class PrecisionSection(Section):
     float8: Literal["tensorwise", "rowwise"] | None = None
     """Products of the blocks' linear layers in 8 bit, as torchao's Float8Linear with dynamic scales: one per tensor, or per
     row. The head stays in the compute dtype. Needs `compile`. Default: null."""
+    fp8: Literal["delayed", "tensorwise", "mxfp8"] | None = None
+    """megatron: products of the layers' linear parts (qkv, proj, fc1, fc2, experts) in 8 bit by Transformer Engine, with
+    scales from earlier steps (delayed), per tensor as it is (tensorwise), or per 32 numbers (mxfp8, from Blackwell on).
+    Attention, embedding and head stay in the compute dtype. Default: null."""
+    fp8_edge_layers: CountOrZero = 0
+    """With fp8: so many layers at either end stay in the compute dtype (first-last-layers-bf16). Default: 0."""
     autocast: bool | None = None
     """Use torch.autocast instead of casting parameters. Default: only on one GPU, if compute differs from parameters
     (nothing else would cast there)."""
@@ -367,7 +374,8 @@ class ScenarioFile(Section):
     and the second step is mostly the steady one."""
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
-    """Name of the cost profile. Default: the one of the GPU."""
+    """Name of the cost profile, or a file of your own (mine.yaml, beside this one; python -m sim calibrate writes it).
+    Default: the one of the GPU."""
     gemm_efficiency: Share | None = None
     """Share of the dense peak that large matrix products sustain on your own card, power limit and software: the one
     number most worth measuring. Default: the profile's."""

@@ -211,6 +211,8 @@ class DataParallel:
     distributed_optimizer: bool = False
     overlap: bool = False
     gradient_accumulation_fusion: bool = True
+    fp8_parameters: bool = False
+    """Weights that products read in 8 bit are stored so (ModelConfig.fp8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +298,7 @@ class Setup:
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"."""
     host: Host
     profile: str | None
-    """Name of the cost profile; None: the GPU's own."""
+    """Name of the cost profile, or the absolute path of one's own; None: the GPU's."""
     mode: Mode = "train"
     """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
     without no_grad, so that a graph is built that nobody walks back."""
