@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from sim.cost.figures import Figure, Figures
 from sim.cost.host import HostForm
+from sim.cost.measured import MeasuredTable, Timing
 from sim.cost.model import CostModel
 from sim.engine.allocated import sum_memory
 from sim.engine.play import play
-from sim.program.kernels import Fixed, Kernel, Operator
-from sim.program.program import Program, Row
+from sim.program.kernels import Operator
+from sim.program.program import Mark, Program, Row
 from sim.runtime.cpu import CpuRecorder, CpuTape
 from sim.runtime.lower import lower
 from sim.runtime.train import TrainingRun, recorded
@@ -20,6 +21,7 @@ from sim.scenario.setup import Setup
 from sim.timeline.lanes import make_lanes
 from sim.timeline.metrics import step_time
 
+MACHINE = "this machine"
 STEPS = 3
 """The last is steady: optimizer states come in the first."""
 ENDLESS_BYTES = 1 << 50
@@ -42,8 +44,8 @@ class HostCosts:
         """As the cost model takes it; kernels' own host time is in their measured times."""
         work = {f"work.{name}": getattr(self, name) for name in self.__slots__}
         none = dict.fromkeys(("launch_us", "collective_us", "event_us", "work.data_us"), 0.0)
-        figures = {name: Figure(value, "measured", "this machine") for name, value in {**none, **work}.items()}
-        return HostForm("this machine", "a training thread on this machine's processor", Figures("host", figures))
+        figures = {name: Figure(value, "measured", MACHINE) for name, value in {**none, **work}.items()}
+        return HostForm(MACHINE, "a training thread on this machine's processor", Figures("host", figures))
 
 
 def program_of(setup: Setup) -> Program:
@@ -53,17 +55,12 @@ def program_of(setup: Setup) -> Program:
 
 
 def predicted_ns(setup: Setup, program: Program, times: OperatorTimes, host: HostCosts) -> float:
-    """Time of a steady step. Raises KeyError for an operator without a time."""
-    priced = replace(program, kernels=[Kernel(k.name, _priced(k, times)) for k in program.kernels])
-    cost = replace(CostModel.for_gpu(setup.cluster.gpu, framework="none"), host=host.form())
-    lowered = lower([priced], cost, setup.mesh)
-    return step_time(make_lanes(priced, lowered.world, play(lowered.world), lowered.entries[0], 0)).step_ns
-
-
-def _priced(kernel: Kernel, times: OperatorTimes) -> Fixed:
-    work = kernel.work
-    assert isinstance(work, Operator)
-    return Fixed(round(times[work]), work.flops, work.bytes)
+    """Time of a steady step. Raises CostError for an operator without a time."""
+    base = CostModel.for_gpu(setup.cluster.gpu, framework="none")
+    table = MeasuredTable.of((work.name, work, Timing(round(ns))) for work, ns in times.items())
+    cost = replace(base, host=host.form(), profile=replace(base.profile, name=MACHINE, measured=table))
+    lowered = lower([program], cost, setup.mesh)
+    return step_time(make_lanes(program, lowered.world, play(lowered.world), lowered.entries[0], 0)).step_ns
 
 
 def predicted_peak_bytes(program: Program) -> int:
@@ -77,19 +74,27 @@ def predicted_peak_bytes(program: Program) -> int:
 
 def launches(program: Program) -> Counter[Operator]:
     """How often the steady step runs each operator."""
-    return Counter(k.work for k in _steady(program, Row.LAUNCH) if isinstance(k.work, Operator))
+    ran = (program.kernels[number].work for number in _steady(program, Row.LAUNCH))
+    return Counter(work for work in ran if isinstance(work, Operator))
 
 
 def host_work(program: Program) -> Counter[str]:
     """How often the steady step does each piece of host work."""
     counted: Counter[str] = Counter()
-    for work in _steady(program, Row.HOST):
+    for number in _steady(program, Row.HOST):
+        work = program.host_works[number]
         counted[work.name] += work.count
     return counted
 
 
-def _steady(program: Program, kind: Row) -> list:  # type: ignore[type-arg]
-    begin, end = (mark.rows for mark in program.marks if mark.name in (f"s{STEPS - 2}.end", f"s{STEPS - 1}.end"))
-    table = program.kernels if kind == Row.LAUNCH else program.host_works
+def _steady(program: Program, kind: Row) -> list[int]:
+    """Arguments of the steady step's rows of a kind."""
+    begin, end = (mark.rows for mark in _borders(program))
     chosen = program.row_kind[begin:end] == kind
-    return [table[i] for i in program.row_argument[begin:end][chosen].tolist()]
+    arguments: list[int] = program.row_argument[begin:end][chosen].tolist()
+    return arguments
+
+
+def _borders(program: Program) -> list[Mark]:
+    """Where the steady step begins and ends."""
+    return [mark for mark in program.marks if mark.name in (f"s{STEPS - 2}.end", f"s{STEPS - 1}.end")]
