@@ -35,6 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(request, given.json, given.strict)
 
 
+def check(
+    device: str | None, scenario: Path | None, minutes: float, threads: int, short: bool, keep: Path | None,
+    as_json: bool, strict: bool,
+) -> int:  # fmt: skip
+    """`python -m sim calibrate --check`: the exit code."""
+    if device != "cpu":
+        print("--check --device cuda: not yet", file=sys.stderr)
+        return WRONG_INPUT
+    return run(Request(short, minutes, threads or 1, keep), as_json, strict)
+
+
 def run(request: Request, as_json: bool, strict: bool) -> int:
     """Check, print, and answer with the exit code."""
     try:

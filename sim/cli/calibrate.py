@@ -47,12 +47,16 @@ def calibrate(
     Example: python -m sim calibrate --device cuda --scenario scenarios/fsdp_ckpt.yaml --out mine.yaml
     """
     with answers_errors():
-        problems = list(_problems(device, minutes, out, only, from_trace, scenario))
+        problems = _problems(device, minutes, out, only, from_trace, scenario)
+        of_check = {"--short": short, "--keep": keep is not None, "--json": as_json, "--strict": strict}
+        not_of_check = {"--out": out is not None, "--only": bool(only), "--from-trace": from_trace is not None}
+        problems += [f"{name}: not with --check" for name, given in not_of_check.items() if check and given]
+        problems += [f"{name}: only with --check" for name, given in of_check.items() if given and not check]
         if problems:
             stop("\n".join(problems))
         if check:
             command = import_module("calibration.check.command")
-            raise typer.Exit(command.check(device, scenario, minutes, threads, short, keep, out, as_json, strict))
+            raise typer.Exit(command.check(device, scenario, minutes, threads, short, keep, as_json, strict))
         verb = import_module("calibration.own.calibrate")
         failure = import_module("calibration.measure.words").CalibrationError
         try:
