@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from calibration.check.loop import Request, check_cpu
+from calibration.check.loop import Request, Tell, check_cpu
 from calibration.check.outcome import Outcome
+from calibration.check.processes import check_scenario
 from calibration.check.table import show
+from calibration.measure.words import CalibrationError
 
 MISMATCH, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -39,18 +41,30 @@ def check(
     device: str | None, scenario: Path | None, minutes: float, threads: int, short: bool, keep: Path | None,
     as_json: bool, strict: bool,
 ) -> int:  # fmt: skip
-    """`python -m sim calibrate --check`: the exit code."""
-    if device != "cpu":
-        print("--check --device cuda: not yet", file=sys.stderr)
+    """`python -m sim calibrate --check`: the exit code. On a GPU `keep` is the folder of traces."""
+    if device == "cpu":
+        if scenario is not None:
+            print("--scenario: the check of a processor has networks of its own", file=sys.stderr)
+            return WRONG_INPUT
+        return run(Request(short, minutes, threads or 1, keep), as_json, strict)
+    wrong = [] if scenario is not None else ["--scenario FILE: what to run on the GPU is expected"]
+    wrong += ["--short: the check of a GPU runs the scenario as it is"] if short else []
+    if scenario is None or wrong:
+        print("\n".join(wrong), file=sys.stderr)
         return WRONG_INPUT
-    return run(Request(short, minutes, threads or 1, keep), as_json, strict)
+    folder = keep or Path("out") / f"{scenario.stem}@check"
+    return told(lambda tell: check_scenario(scenario, "cuda", folder, tell), as_json, strict)
 
 
 def run(request: Request, as_json: bool, strict: bool) -> int:
-    """Check, print, and answer with the exit code."""
+    """Check a processor, print, and answer with the exit code."""
+    return told(lambda tell: check_cpu(request, tell), as_json, strict)
+
+
+def told(checked: Callable[[Tell], Outcome], as_json: bool, strict: bool) -> int:
     try:
-        outcome = _with_progress(request)
-    except ValueError as error:
+        outcome = with_progress(checked)
+    except (ValueError, CalibrationError) as error:
         print(error, file=sys.stderr)
         return WRONG_INPUT
     except KeyboardInterrupt:
@@ -63,8 +77,8 @@ def run(request: Request, as_json: bool, strict: bool) -> int:
     return 0 if outcome.bytes_equal and (outcome.times_met or not strict) else MISMATCH
 
 
-def _with_progress(request: Request) -> Outcome:
+def with_progress(checked: Callable[[Tell], Outcome]) -> Outcome:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("checking", total=None)
-        return check_cpu(request, lambda what, done, of: bar.update(task, description=what, completed=done, total=of))
+        return checked(lambda what, done, of: bar.update(task, description=what, completed=done, total=of))

@@ -143,9 +143,10 @@ class Llama(nn.Module):
         return self.output(h)
 
 
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """F.cross_entropy over all tokens, in fp32."""
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1))
+def loss_of(logits: Tensor, targets: Tensor, upcasts: bool) -> Tensor:
+    """F.cross_entropy over all tokens, of fp32 logits where it `upcasts` them."""
+    flat = logits.reshape(-1, logits.shape[-1])
+    return F.cross_entropy(flat.float() if upcasts else flat, targets.reshape(-1))
 
 
 class Region(nn.Module):

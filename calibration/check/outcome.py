@@ -27,6 +27,9 @@ class Line:
     measured_slowdown: float
     predicted_peak_bytes: int
     measured_peak_bytes: int
+    predicted_reserved_bytes: int = 0
+    measured_reserved_bytes: int = 0
+    """Of a caching allocator, where there is one."""
     control: bool = False
 
     @property

@@ -33,6 +33,12 @@ def show(console: Console, outcome: Outcome) -> None:
     for line in outcome.lines:
         table.add_row(*_cells(line), style="dim" if line.control else "", end_section=line.control)
     console.print(table)
+    for line in outcome.checked:
+        if line.measured_reserved_bytes:
+            reserved = (
+                f"{line.predicted_reserved_bytes / MIB:.2f} MiB, measured {line.measured_reserved_bytes / MIB:.2f}"
+            )
+            console.print(f"reserved at the peak, {line.strategy}: {reserved}", highlight=False)
     for text in verdict(outcome):
         console.print(text, soft_wrap=True, highlight=False)
 
@@ -58,9 +64,14 @@ def verdict(outcome: Outcome) -> list[str]:
         f"peak bytes: {'equal' if not differ else 'DIFFER: ' + ', '.join(differ)}",
         f"slowdown: within {slowdown:.1%} (target {SLOWDOWN_TARGET:.0%}): {_met(slowdown <= SLOWDOWN_TARGET)}",
         f"time: {absolute:.1%}, the median over strategies (target {TIME_TARGET:.0%}): {_met(absolute <= TIME_TARGET)}",
-        f"control: plain against itself differs by up to {outcome.control_error:.1%}",
-        f"host costs in us, learnt from other networks: {host}",
     ]
+    if outcome.host:
+        found += [
+            f"control: plain against itself differs by up to {outcome.control_error:.1%}",
+            f"host costs in us, learnt from other networks: {host}",
+        ]
+    if "traces" in outcome.machine:
+        found.append(f"traces for python -m sim diff: {outcome.machine['traces']}")
     if not outcome.finished:
         found.append("Not all rounds were measured: with --keep the same command goes on.")
     return found

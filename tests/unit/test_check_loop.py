@@ -176,7 +176,7 @@ def test_the_exit_code_gates_bytes_and_if_asked_times(
     good = Outcome(machine=facts, rounds=3, lines=[line()], host={"operator_us": 1.0})
     bad = replace(good, lines=[line(measured_peak_bytes=4)])
     for answer, strict, code in ((good, False, 0), (good, True, 1), (bad, False, 1)):
-        monkeypatch.setattr(command, "_with_progress", lambda _, answer=answer: answer)
+        monkeypatch.setattr(command, "with_progress", lambda _, answer=answer: answer)
         assert command.run(Request(), as_json=True, strict=strict) == code
         found = json.loads(capsys.readouterr().out)
         assert found["lines"][0]["error"] == pytest.approx(0.1)
