@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from calibration.check import command, processes
 from calibration.check.bench import BENCHES, TRACE
@@ -16,6 +17,7 @@ from calibration.check.outcome import Outcome
 from calibration.check.processes import Ran, check_scenario
 from calibration.check.step import problems_of
 from calibration.check.worker import STEPS
+from sim.cli.verbs import app
 from sim.scenario import load_text
 
 TINY = """
@@ -119,6 +121,31 @@ def test_each_choice_that_is_not_written_is_named(change: str, field: str) -> No
     except Exception:
         pytest.skip("the scenario itself refuses it")
     assert any(problem.startswith(field) for problem in problems_of(setup))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--device", "cpu", "--short", "--strict"], ["--short: only with --check", "--strict: only with --check"]),
+        (
+            ["--device", "cpu", "--check", "--only", "gemm", "--out", "a.yaml"],
+            ["--only: not with --check", "--out: not"],
+        ),
+        (["--device", "tpu", "--check"], ["--device tpu: one of cuda, cpu"]),
+    ],
+)
+def test_the_verb_refuses_what_does_not_belong_together(flags: list[str], said: list[str]) -> None:
+    answer = CliRunner().invoke(app, ["calibrate", *flags])
+    assert answer.exit_code == command.WRONG_INPUT
+    assert all(text in answer.output for text in said)
+
+
+def test_a_file_of_another_kind_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not a line of rounds\n")
+    assert command.check("cpu", None, 5, 1, short=True, keep=file, as_json=True, strict=False) == command.WRONG_INPUT
+    assert "no file of the check's measurements" in capsys.readouterr().err
+    assert file.read_text() == "not a line of rounds\n"
 
 
 def test_both_devices_have_the_same_interface() -> None:
