@@ -20,6 +20,9 @@ COLUMNS = (
 LONGEST_SAMPLE = r"longest sample \((\d+) tokens\)"
 """Where samples vary in length, the longest makes the memory's peak; times are of samples of all lengths."""
 
+DP_IN_DOUBT = r"DP column printed \d+ does not always equal"
+"""Notes that say so: the other degrees count."""
+
 NEEDED = ("layers", "hidden", "heads", "seq_len", "gpu", "num_gpus", "micro_batch", "global_batch")
 """Columns without which a table describes no training runs."""
 
@@ -94,6 +97,8 @@ def facts_of(row: Mapping[str, str]) -> Facts:
     if (ulysses := re.search(r"ulysses\D*(\d+)", text.get("cp", ""), re.IGNORECASE)) is not None:
         cp = int(ulysses[1])
     num_gpus, dp = count("num_gpus"), count("dp")
+    if re.search(DP_IN_DOUBT, text.get("notes", "")):
+        dp = None
     if dp is None and num_gpus is not None and num_gpus % (tp * pp * cp) == 0:
         dp = num_gpus // (tp * pp * cp)
     return Facts(

@@ -132,7 +132,25 @@ FEATURES = (
     Feature(
         name="8-bit or 4-bit numbers",
         path="precision.matmul",
-        needed=lambda f: f.says("precision", EIGHT_BIT) and not (is_four_bit(f) or _float8(f)),
+        needed=lambda f: f.says("precision", EIGHT_BIT) and not (is_four_bit(f) or _float8(f) or _recipe(f)),
+    ),
+    Feature(
+        name="8-bit products by Transformer Engine",
+        path="precision.fp8",
+        needed=lambda f: _recipe(f) is not None,
+        value=lambda f: _recipe(f),
+    ),
+    Feature(
+        name="weights stored in 8 bit",
+        path="parallel.data.fp8_parameters",
+        needed=lambda f: _stores_fp8(f) and _shared(f, r"zero-?1|distributed optimizer"),
+        value=lambda f: True,
+    ),
+    Feature(
+        name="weights gathered in 8 bit",
+        path="parallel.fsdp.float8_all_gather",
+        needed=lambda f: _recipe(f) is not None and f.says("fsdp_or_zero", "fsdp"),
+        value=lambda f: True,
     ),
     Feature(
         name="SGD or AdamW in 8 bit",
@@ -253,6 +271,19 @@ def _compile(facts: Facts) -> dict[str, bool]:
 def _float8(facts: Facts) -> bool:
     """torchao's linears, which torchtitan compiles; Transformer Engine's and LLMQ's are other programs."""
     return facts.says("precision", "float8") and compiled(facts)
+
+
+def _recipe(facts: Facts) -> str | None:
+    """How Transformer Engine scales in Megatron's software: the first that the row names, else that of its recipes."""
+    named = facts.text.get("precision", "").partition("(fp")[0].lower()
+    if software_of(facts).gpt != "megatron" or "fp8" not in named or "fp4" in named:
+        return None
+    recipes = ((r"mx", "mxfp8"), (r"cs|current|tensorwise", "tensorwise"), (r"delayed|ds", "delayed"))
+    return next((recipe for words, recipe in recipes if re.search(words, named)), software_of(facts).fp8)
+
+
+def _stores_fp8(facts: Facts) -> bool:
+    return software_of(facts).stores_fp8 and _recipe(facts) in ("delayed", "tensorwise")
 
 
 def compiled(facts: Facts) -> bool:

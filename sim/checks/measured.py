@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sim.checks.facts import Facts
 from sim.checks.software import Counter, Software
+from sim.model.config import ModelConfig
+from sim.model.flops import model_flops_per_token
 
 COUNTER_WORDS: tuple[tuple[str, Counter], ...] = (
     (r"peak_mem = reserved|torchtitan logs|max_?memory_reserved", "reserved"),
@@ -16,8 +18,11 @@ COUNTER_WORDS: tuple[tuple[str, Counter], ...] = (
 EQUATION_3 = r"narayanan|ptd-p|dlperf"
 """Sources whose TFLOP/s follow PTD-P's equation 3, recomputation included."""
 
+MODEL_FLOPS = r"nemo|megatron-bridge"
+"""Sources whose TFLOP/s are 6 N + 12 L h s FLOPs per token, without recomputation: so say their rows that print both."""
 
-def step_s(facts: Facts, tokens_per_step: int) -> float | None:
+
+def step_s(facts: Facts, tokens_per_step: int, model: ModelConfig | None = None) -> float | None:
     """The published time of the simulated step: printed, or from tokens/s, or from TFLOP/s whose formula is known; None where
     the notes say that its time tells nothing."""
     assert facts.num_gpus is not None
@@ -29,6 +34,9 @@ def step_s(facts: Facts, tokens_per_step: int) -> float | None:
         return tokens_per_step / facts.num_gpus / facts.tokens_per_s_per_gpu
     if facts.tflops_per_gpu is not None and facts.says("source", EQUATION_3):
         return ptdp_flops(facts, tokens_per_step) / (facts.num_gpus * facts.tflops_per_gpu * 1e12)
+    if facts.tflops_per_gpu is not None and model is not None and facts.says("source", MODEL_FLOPS):
+        flops = model_flops_per_token(model, facts.seq_len or 0) * tokens_per_step
+        return flops / (facts.num_gpus * facts.tflops_per_gpu * 1e12)
     return None
 
 

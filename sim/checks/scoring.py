@@ -18,6 +18,7 @@ from sim.checks.facts import Facts, facts_of
 from sim.checks.features import NotExpressible
 from sim.checks.rows import Plan, plan_of
 from sim.checks.software import Counter
+from sim.model.config import ModelConfig
 from sim.scenario import ScenarioError, load_text
 from sim.scenario.allocator.settings import ALLOCATOR_OFF
 from sim.scenario.setup import Setup
@@ -83,7 +84,7 @@ def _score(plan: Plan) -> Score:
     step_s = _step_s(outcome)
     assert facts.num_gpus is not None
     memory = _memory_gib(outcome, facts, plan.software.since_start)
-    published_s = measured.step_s(facts, tokens)
+    published_s = measured.step_s(facts, tokens, setup.model if isinstance(setup.model, ModelConfig) else None)
     kind = measured.counter(facts, plan.software)
     figures = {
         "predicted_step_time_s": step_s,

@@ -62,6 +62,10 @@ class Software:
     """Rank and layers of its recipe for adapters: those of LoRA's paper where nothing else is known."""
     often_8_bit: bool = False
     """A row that does not print its precision is as likely an 8-bit run."""
+    fp8: str = "delayed"
+    """How its recipes scale 8-bit numbers, where a row does not say: Megatron's default."""
+    stores_fp8: bool = False
+    """Its recipes store weights of 8-bit products in 8 bit."""
     sizes_zero: bool = False
     """Its DeepSpeed configurations leave sizes at "auto": from the hidden size (transformers' documentation)."""
     torch: str = ""
@@ -154,8 +158,8 @@ KNOWN = (
         since_start=True,
     ),
     Software(
-        name="NeMo and Megatron-Bridge",
-        pattern="nemo|megatron-bridge|dgxc",
+        name="Megatron-Bridge",
+        pattern="megatron-bridge",
         gpt="megatron",
         llama="megatron",
         reentrant=True,
@@ -164,6 +168,21 @@ KNOWN = (
         sharding="distributed optimizer",  # on by default in its recipes
         since_start=True,
         often_8_bit=True,
+        fp8="tensorwise",  # "FP8" of its performance summary is per-tensor current scaling
+        stores_fp8=True,  # fp8_param_gather in its mixed-precision recipes, but for mxfp8
+    ),
+    Software(
+        name="NeMo",
+        pattern="nemo|dgxc",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        flash="cudnn",  # Transformer Engine
+        reduce="bf16",  # grad_reduce_in_fp32 is off in its bf16 recipes: 2 + 2 + 12/d bytes per parameter in row 33
+        sharding="distributed optimizer",  # on by default in its recipes
+        since_start=True,
+        often_8_bit=True,
+        stores_fp8=True,  # fp8_params in bf16_with_fp8_mixed
     ),
     Software(
         name="Megatron-Kwai",

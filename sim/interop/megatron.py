@@ -36,6 +36,7 @@ def import_megatron(path: Path, text: str, options: Options) -> Imported:
     _put_vocabulary(draft, degrees.tensor)
     _put_batch(draft, degrees.data)
     _put_precision(draft)
+    _put_fp8(draft)
     _put_optimizer(draft)
     put_recomputation(draft, degrees)
     draft.direct()
@@ -210,6 +211,31 @@ def _put_precision(draft: Draft) -> None:
     note = "Megatron sets it for bf16" if bf16 and not draft.has(names[0]) else ""
     draft.put("precision.reduce", "fp32" if in_fp32 else dtype, *names, note=note)
     draft.use("accumulate-allreduce-grads-in-fp32", "not used: --grad-reduce-in-bf16 counts")
+
+
+def _put_fp8(draft: Draft) -> None:
+    """Transformer Engine's 8-bit products; what belongs to them says nothing without them."""
+    edges = ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
+    if not draft.has("fp8-format"):
+        for name in ("fp8-recipe", "fp8-param-gather", "first-last-layers-bf16", *edges):
+            draft.use(name, "not used: without --fp8-format")
+        return
+    recipe = draft.get("fp8-recipe")
+    if recipe not in ("delayed", "tensorwise", "mxfp8"):
+        draft.cannot("fp8-recipe", "another way to find scales: 16-bit products are played")
+        return
+    draft.put("precision.fp8", recipe, "fp8-format", "fp8-recipe")
+    if draft.has("fp8-param-gather") and recipe == "mxfp8":
+        draft.cannot("fp8-param-gather", "weights stored with scales of blocks: 16-bit weights are played")
+    elif draft.has("fp8-param-gather"):
+        draft.put("parallel.data.fp8_parameters", True, "fp8-param-gather")
+    first, last = (draft.get(name) for name in edges)
+    if draft.has("first-last-layers-bf16") and first == last:
+        draft.put("precision.fp8_edge_layers", first, "first-last-layers-bf16", *edges)
+    elif draft.has("first-last-layers-bf16"):
+        draft.cannot("first-last-layers-bf16", "other numbers of 16-bit layers at the start than at the end")
+    for name in edges:
+        draft.use(name, "not used: without --first-last-layers-bf16")
 
 
 def _put_optimizer(draft: Draft) -> None:

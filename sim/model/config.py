@@ -28,6 +28,18 @@ class Lora:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8:
+    """Products of layers' linear parts in 8 bit by Transformer Engine; but for `edge_layers` at either end.
+
+    `recipe`: Megatron's name of how scales are found (sim.runtime.fp8). `stored`: these weights exist in 8 bit only.
+    """
+
+    recipe: Literal["delayed", "tensorwise", "mxfp8"]
+    edge_layers: int = 0
+    stored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Shapes and choices of one transformer. Sizes are counts; probabilities are fractions.
 
@@ -102,6 +114,8 @@ class ModelConfig:
     """The embedding's output is made to require a gradient, whatever is frozen (enable_input_require_grads)."""
     lora: Lora | None = None
     """Adapters; None: all parameters but the frozen ones are trained."""
+    fp8: Fp8 | None = None
+    """Megatron with Transformer Engine: which products are in 8 bit. None: all in the compute dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

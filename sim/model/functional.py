@@ -104,6 +104,26 @@ def parallel_linear(
     return call("parallel_linear", x, weight.tensor, bias.tensor if bias is not None else None, ranks, gathers_tokens)
 
 
+def fp8_linear(
+    x: Tensor, weight: Parameter, bias: Parameter | None, gamma: Parameter | None, beta: Parameter | None,
+    parallel: tuple[str, int, bool],
+) -> Tensor:  # fmt: skip
+    """Transformer Engine's linear layer in 8 bit: x [..., in], after a norm with weight gamma and bias beta (or none),
+    times weight [out, in] transposed. `parallel`: column, row or none; ranks; do they share tokens between layers?"""
+    given = (p.tensor if p is not None else None for p in (weight, bias, gamma, beta))
+    return call("fp8_linear", x, *given, parallel)
+
+
+def fp8_layers_begin(x: Tensor) -> Tensor:
+    """All layers with 8-bit products follow; x passes on."""
+    return call("fp8_layers_begin", x)
+
+
+def fp8_layers_end(x: Tensor) -> Tensor:
+    """They have run."""
+    return call("fp8_layers_end", x)
+
+
 def all_reduce(x: Tensor, ranks: int) -> Tensor:
     """The sum over a tensor-parallel group, in place; the gradient passes on."""
     return call("all_reduce", x, ranks)

@@ -6,6 +6,7 @@ parallelism, and 16 sb (16/t sb) of statistics (Korthikanti et al. 2022, with fp
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from sim.model import functional as F
@@ -62,6 +63,9 @@ def make_layer(
     context: ContextParallel,
 ) -> TransformerLayer:
     """Layer `number` of the model, with the attention and the experts that the configuration asks for."""
+    edge = config.fp8.edge_layers if config.fp8 is not None else 0
+    if not edge <= number < config.layers - edge:
+        config = replace(config, fp8=None)
     attention: Module = SelfAttention(config, parallel, context)
     moe = None
     if config.latent is not None:
@@ -116,8 +120,10 @@ class MegatronGpt(LanguageModel):
         """Loss per token, [B, S]; hidden states of a stage before the last."""
         x = self.embedding(tokens, positions) if self.embedding is not None and positions is not None else tokens
         rope = () if self.rope is None else (self.rope,)
+        x = F.fp8_layers_begin(x) if self.config.fp8 is not None else x
         for layer in self.layers:
             x = layer(x, *rope)
+        x = F.fp8_layers_end(x) if self.config.fp8 is not None else x
         if self.final_layernorm is None or self.output_layer is None or targets is None:
             return x
         x = self.final_layernorm(x)

@@ -16,7 +16,8 @@ from sim.model.experts import LatentAttention
 from sim.model.llama import FusedRMSNorm
 from sim.model.module import Module, Parameter
 from sim.model.shard.context import ContextParallel
-from sim.model.shard.tensor import ColumnParallelLinear, RowParallelLinear, TensorParallel, norm_of_tokens
+from sim.model.shard.tensor import ColumnParallelLinear, TensorParallel, norm_of_tokens
+from sim.model.transformer_engine import Fp8ColumnLinear, Fp8WholeLinear, column_linear, row_linear
 
 
 class DuplicatedLinear(Module):
@@ -41,6 +42,21 @@ class UpProjection(Module):
         return self.linear(self.layer_norm(x))
 
 
+def down_projection(config: ModelConfig, outputs: int, parallel: TensorParallel) -> Module:
+    """Of whole tokens to `outputs` compressed entries."""
+    if config.fp8 is not None:
+        return Fp8WholeLinear(config.hidden, outputs, parallel, config.fp8)
+    return DuplicatedLinear(config.hidden, outputs, parallel)
+
+
+def up_projection(config: ModelConfig, inputs: int, outputs: int, parallel: TensorParallel) -> Module:
+    """Of `inputs` compressed entries, normalized."""
+    if config.fp8 is not None:
+        norm = norm_of_tokens(FusedRMSNorm(inputs), parallel)
+        return Fp8ColumnLinear(inputs, outputs, parallel, config.fp8, bias=False, norm=norm)
+    return UpProjection(inputs, outputs, parallel)
+
+
 class LatentCoreAttention(Module):
     """q and k [S, B, A/t, D + R], v [S, B, A/t, V], each in plain order: [S, B, A/t * V]."""
 
@@ -63,17 +79,17 @@ class LatentSelfAttention(Module):
         self.parallel = parallel
         self.heads, self.head_dim = heads // parallel.degree, config.head_dim
         self.core_attention: Module = LatentCoreAttention(context)
-        self.linear_proj = RowParallelLinear(heads * latent.value_head_dim, h, parallel, bias=False)
+        self.linear_proj = row_linear(config, heads * latent.value_head_dim, h, parallel, bias=False)
         width = heads * (config.head_dim + latent.rope_head_dim)
         self.linear_q_proj: Module | None = None
         if latent.q_rank:
-            self.linear_q_down_proj = DuplicatedLinear(h, latent.q_rank, parallel)
-            self.linear_q_up_proj = UpProjection(latent.q_rank, width, parallel)
+            self.linear_q_down_proj = down_projection(config, latent.q_rank, parallel)
+            self.linear_q_up_proj = up_projection(config, latent.q_rank, width, parallel)
         else:
-            self.linear_q_proj = ColumnParallelLinear(h, width, parallel, bias=False)
-        self.linear_kv_down_proj = DuplicatedLinear(h, latent.kv_rank + latent.rope_head_dim, parallel)
+            self.linear_q_proj = column_linear(config, h, width, parallel, bias=False)
+        self.linear_kv_down_proj = down_projection(config, latent.kv_rank + latent.rope_head_dim, parallel)
         width = heads * (config.head_dim + latent.value_head_dim)
-        self.linear_kv_up_proj = UpProjection(latent.kv_rank, width, parallel)
+        self.linear_kv_up_proj = up_projection(config, latent.kv_rank, width, parallel)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         q, k, v = self._queries_keys_values(x, rope)

@@ -16,7 +16,8 @@ from sim.model.gpt import LayerNorm
 from sim.model.llama import FusedRMSNorm
 from sim.model.module import Module, Parameter
 from sim.model.shard.context import ContextParallel
-from sim.model.shard.tensor import ColumnParallelLinear, RowParallelLinear, TensorParallel, norm_of_tokens
+from sim.model.shard.tensor import TensorParallel, norm_of_tokens
+from sim.model.transformer_engine import Identity, column_linear, row_linear
 
 
 def make_norm(config: ModelConfig, parallel: TensorParallel) -> Module:
@@ -29,6 +30,11 @@ def norm_of_heads(width: int, parallel: TensorParallel) -> Module:
     norm = FusedRMSNorm(width)
     norm.weight.partial = parallel.degree > 1
     return norm
+
+
+def norm_inside(config: ModelConfig) -> bool:
+    """Is the norm before attention part of its projection? The compressed projections of latent attention share it."""
+    return config.fp8 is not None and config.latent is None
 
 
 class CoreAttention(Module):
@@ -78,9 +84,10 @@ class SelfAttention(Module):
         self.config = config
         self.groups = config.kv_heads // parallel.degree
         self.core_attention: Module = CoreAttention(config, context)
-        self.linear_proj = RowParallelLinear(config.heads * d, h, parallel, config.bias)
+        self.linear_proj = row_linear(config, config.heads * d, h, parallel, config.bias)
         width = (config.heads + 2 * config.kv_heads) * d
-        self.linear_qkv = ColumnParallelLinear(h, width, parallel, config.bias or config.qkv_bias)
+        norm = make_norm(config, parallel) if norm_inside(config) else None
+        self.linear_qkv = column_linear(config, h, width, parallel, config.bias or config.qkv_bias, norm=norm)
         if config.qk_norm:
             self.q_layernorm, self.k_layernorm = norm_of_heads(d, parallel), norm_of_heads(d, parallel)
 
@@ -120,14 +127,16 @@ class SwiGlu(Module):
 
 
 class Mlp(Module):
-    """The bias of the second projection is left to the caller."""
+    """The bias of the second projection is left to the caller. `norm`: in 8 bit, part of the first."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel, ffn_hidden: int | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, parallel: TensorParallel, ffn_hidden: int | None = None, norm: Module | None = None
+    ) -> None:
         h, ffn, gated = config.hidden, ffn_hidden or config.ffn_hidden, config.activation == "silu"
         self.config = config
-        self.linear_fc1 = ColumnParallelLinear(h, 2 * ffn if gated else ffn, parallel, config.bias, skip_bias_add=True)
+        self.linear_fc1 = column_linear(config, h, 2 * ffn if gated else ffn, parallel, config.bias, True, norm)
         self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else Gelu()
-        self.linear_fc2 = RowParallelLinear(ffn, h, parallel, config.bias)
+        self.linear_fc2 = row_linear(config, ffn, h, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear_fc1(x)
@@ -159,10 +168,12 @@ class TransformerLayer(Module):
         self, config: ModelConfig, parallel: TensorParallel, attention: Module, moe: Module | None = None
     ) -> None:
         self.config = config
-        self.input_layernorm = make_norm(config, parallel)
+        self.input_layernorm = Identity() if norm_inside(config) else make_norm(config, parallel)
         self.self_attention = attention
-        self.pre_mlp_layernorm = make_norm(config, parallel)
-        self.mlp = Mlp(config, parallel) if moe is None else None
+        norm = make_norm(config, parallel)
+        inside = config.fp8 is not None and moe is None
+        self.pre_mlp_layernorm = Identity() if inside else norm
+        self.mlp = Mlp(config, parallel, norm=norm if inside else None) if moe is None else None
         self.moe = moe
         self.biases: tuple[Parameter | None, ...] = (None, None)
         if config.bias and self.mlp is not None:

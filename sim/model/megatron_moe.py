@@ -17,6 +17,7 @@ from sim.model.experts import ExpertParallel, Experts, Groups, rows_of
 from sim.model.megatron_layer import Mlp
 from sim.model.module import Buffer, Module, Parameter
 from sim.model.shard.tensor import TensorParallel
+from sim.model.transformer_engine import Fp8GroupedLinear
 
 
 class TopKRouter(Module):
@@ -170,6 +171,13 @@ class GroupedLinear(Module):
         return R.grouped_linear(x, weights, groups)
 
 
+def grouped_linear(config: ModelConfig, inputs: int, outputs: int, count: int) -> Module:
+    """The experts' linear layers, in 8 bit or not."""
+    if config.fp8 is not None:
+        return Fp8GroupedLinear(inputs, outputs, count, config.fp8)
+    return GroupedLinear(inputs, outputs, count)
+
+
 class WeightedSwiGlu(Module):
     """[N, 2 F], gate and value, times the tokens' weights [N, 1]: [N, F] in one kernel."""
 
@@ -180,9 +188,9 @@ class WeightedSwiGlu(Module):
 class GroupedMlp(Module):
     def __init__(self, config: ModelConfig, experts: Experts, parallel: ExpertParallel) -> None:
         count, width = experts.count // parallel.degree, experts.ffn_hidden // parallel.tensor
-        self.linear_fc1: Module = GroupedLinear(config.hidden, 2 * width, count)
+        self.linear_fc1 = grouped_linear(config, config.hidden, 2 * width, count)
         self.activation_func: Module = WeightedSwiGlu()
-        self.linear_fc2: Module = GroupedLinear(width, config.hidden, count)
+        self.linear_fc2 = grouped_linear(config, width, config.hidden, count)
 
     def forward(self, x: Tensor, weights: Tensor, groups: Groups) -> Tensor:
         weights = weights.unsqueeze(1)

@@ -13,10 +13,10 @@ class Parameter:
 
     `partial`: the ranks of a tensor-parallel group hold it whole, each with the gradient of its own tokens only.
     `of_expert`: an expert's, which the ranks of an expert-parallel group do not have in common.
-    `dtype`: its own, where it is stored in another than the rest.
+    `dtype`: its own, where it is stored in another than the rest. `in_fp8`: products read it in 8 bit.
     """
 
-    __slots__ = ("dtype", "of_expert", "partial", "requires_grad", "shape", "tensor")
+    __slots__ = ("dtype", "in_fp8", "of_expert", "partial", "requires_grad", "shape", "tensor")
 
     def __init__(self, *shape: int) -> None:
         self.shape: Shape = shape
@@ -24,6 +24,7 @@ class Parameter:
         self.requires_grad = True
         self.partial = False
         self.of_expert = False
+        self.in_fp8 = False
         self.tensor: Tensor | None = None
 
     @property

@@ -97,6 +97,11 @@ def grouped_linear(x: Tensor, weights: tuple[Parameter, ...], groups: tuple[tupl
     return call("grouped_linear", x, tuple(weight.tensor for weight in weights), groups)
 
 
+def fp8_grouped_linear(x: Tensor, weights: tuple[Parameter, ...], groups: tuple[tuple[int, int], ...]) -> Tensor:
+    """The same by Transformer Engine in 8 bit."""
+    return call("fp8_grouped_linear", x, tuple(weight.tensor for weight in weights), groups)
+
+
 def weighted_swiglu(x: Tensor, weights: Tensor) -> Tensor:
     """silu(gate) * value * weight of x [N, 2 F] and weights [N, 1]: [N, F]."""
     return call("weighted_swiglu", x, weights)

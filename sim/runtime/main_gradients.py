@@ -28,11 +28,21 @@ _REDUCE = Operators.number("megatron::reduce_gradients")
 @dataclass(frozen=True, slots=True)
 class Replicas:
     """Parameters in the model's order, of which `degree` ranks along a mesh dimension hold copies: dp, or edp of experts
-    that are spread over ranks."""
+    that are spread over ranks. All are stored in one dtype."""
 
     parameters: list[Tensor]
     degree: int
     group: str = "dp"
+
+    @property
+    def dtype(self) -> str:
+        return self.parameters[0].dtype
+
+
+def replicas_of(parameters: list[Tensor], degree: int, group: str = "dp") -> list[Replicas]:
+    """By dtype: parameters that are stored in 8 bit have buffers of their own."""
+    dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
+    return [Replicas([p for p in parameters if p.dtype == dtype], degree, group) for dtype in dtypes]
 
 
 @dataclass(slots=True)

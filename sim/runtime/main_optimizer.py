@@ -32,11 +32,12 @@ class MainOptimizer:
             shares = [parameter.elements for parameter in parameters]
         self.main = [tape.empty((share,), "fp32", owner=Owner.OPTIMIZER) for share in shares]
         self.elements = sum(shares)
-        tape.recorder.memory_bound("aten::copy_", "elementwise", (4 + self._item_bytes) * self.elements)
-
-    @property
-    def _item_bytes(self) -> int:
-        return ITEM_BYTES[self.parameters[0].dtype]
+        if data.distributed_optimizer:
+            dtypes = [bucket.replicas.dtype for bucket in gradients.buckets]
+        else:
+            dtypes = [parameter.dtype for parameter in parameters]
+        self._copied_bytes = sum((4 + ITEM_BYTES[dtype]) * share for dtype, share in zip(dtypes, shares))
+        tape.recorder.memory_bound("aten::copy_", "elementwise", self._copied_bytes)
 
     def prepare(self) -> None:
         """fp16: gradients are unscaled and checked; the host reads whether any overflowed."""
@@ -62,15 +63,14 @@ class MainOptimizer:
             for main in self.main:
                 self._create_moments(main)
         recorder.memory_bound("multi_tensor_adam", "optimizer", ADAM_BYTES * self.elements)
-        recorder.memory_bound("multi_tensor_scale", "elementwise", (4 + self._item_bytes) * self.elements)
+        recorder.memory_bound("multi_tensor_scale", "elementwise", self._copied_bytes)
         data = self.gradients.data
         if not data.distributed_optimizer:
             return
-        dtype = self.parameters[0].dtype
         for bucket in self.gradients.buckets:
-            replicas, size_bytes = bucket.replicas, bucket.elements * ITEM_BYTES[dtype]
+            replicas, size_bytes = bucket.replicas, bucket.elements * ITEM_BYTES[bucket.replicas.dtype]
             if replicas.degree > 1:
-                work = Collective("all_gather", size_bytes, replicas.group, replicas.degree, dtype)
+                work = Collective("all_gather", size_bytes, replicas.group, replicas.degree, replicas.dtype)
                 recorder.collective(work, COMPUTE)
 
     def zero_grad(self) -> None:

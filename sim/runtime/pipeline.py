@@ -184,6 +184,7 @@ class PipelineRank:
         keeps = sum(run.kept for (number, _), run in self._runs.items() if number == action.stage) < self.keeps
         self.tape.micro_batch = MicroBatch(action.micro_batch, is_first, in_order)
         self.tape.recomputes = not keeps
+        self.tape.first_micro_batch = is_first
         with self._bundles.saving(action) if self._bundles is not None else nullcontext():
             given = leaf
             if self._bundles is not None and leaf is not None:

@@ -52,7 +52,8 @@ def run_layer(tape: Tape, module: Module, arguments: tuple[Any, ...]) -> Tensor:
     if plain or len(inputs) != 1 or not isinstance(repeat, Repeat):
         output: Tensor = module.forward(*arguments)
         return output
-    template = tape.templates.setdefault((repeat.kind, tape.recomputes, _signature(arguments)), Template())
+    casts = tape.fp8 is not None and tape.first_micro_batch
+    template = tape.templates.setdefault((repeat.kind, tape.recomputes, casts, _signature(arguments)), Template())
     first_pass = not template.knows_backward(tape.micro_batch, _present(repeat.slots))
     in_middle = FIRST_STAMPED <= repeat.index < repeat.count - LAST_LIVE
     lets_go = repeat.index == 0 and template.shares and not repeat.again

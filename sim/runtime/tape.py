@@ -27,6 +27,7 @@ from sim.runtime.tensor import Storage, Tensor
 if TYPE_CHECKING:
     from sim.model.module import Module
     from sim.model.shard.context import ContextParallel
+    from sim.runtime.fp8 import Fp8
     from sim.runtime.main_gradients import MainGradients
     from sim.runtime.ops.base import Op
     from sim.runtime.selective import Selective
@@ -77,6 +78,10 @@ class Tape:
         self._global_buffer: Tensor | None = None
         self.main_gradients: MainGradients | None = None
         """Where gradients are summed in fp32 apart from `.grad`, and what happens to them there (Megatron)."""
+        self.fp8: Fp8 | None = None
+        """Transformer Engine's casts, where layers compute in 8 bit."""
+        self.first_micro_batch = True
+        """The first of a step runs forward: weights are cast."""
         self.stamps = False
         """Record layers that are alike once, and stamp them."""
         self.templates: dict[Any, Template] = {}
@@ -218,6 +223,12 @@ class Tape:
         if "grouped products" not in self._workspaces:
             size = 4 * self.device.blas_workspace_bytes
             self._workspaces["grouped products"] = Storage(self.recorder, size, 0, Owner.WORKSPACE)
+
+    def te_workspace(self) -> None:
+        """Transformer Engine's for single products, made at the first (get_cublas_workspace_size_bytes)."""
+        if "transformer engine" not in self._workspaces:
+            size = self.device.blas_workspace_bytes if self.device.compute_capability >= 90 else 4 << 20
+            self._workspaces["transformer engine"] = Storage(self.recorder, size, 0, Owner.WORKSPACE)
 
     def global_buffer(self, elements: int, dtype: str) -> Tensor:
         """Megatron's: made at the first use, replaced where it is too small."""

@@ -12,27 +12,24 @@ from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
-from sim.model.llama import TitanLlama
-from sim.model.megatron_gpt import MegatronGpt
 from sim.model.module import Buffer, Parameter
-from sim.model.quantized import Nf4Weight
-from sim.program.kernels import ITEM_BYTES
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.compiled.region import CompiledLoss
+from sim.runtime.fp8 import start_fp8
 from sim.runtime.host_adamw import HostAdamW
 from sim.runtime.host_memory import HostMemory
-from sim.runtime.main_gradients import MainGradients, Replicas
+from sim.runtime.main_gradients import MainGradients, replicas_of
 from sim.runtime.main_optimizer import MainOptimizer
 from sim.runtime.offload import SaveOnCpu
 from sim.runtime.ops.nf4 import Quantizer
 from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
 from sim.runtime.optimizers import InBackward, make_optimizer
+from sim.runtime.placement import place_buffers, place_parameters
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, stacks_of
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.families import make_family
-from sim.runtime.sharding.parameters import ShardedParameter
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.torch_context import TorchContext
@@ -135,8 +132,9 @@ class TrainingRun:
         if offload is not None and offload.what == "saved_tensors" and offload.layers is None:
             self.saved_on_host = HostMemory(self.recorder, offload.pinned, offload.pinned_pool)
         with self.tape.phase(Phase.INIT, Owner.PARAMETER):
-            self._place_parameters()
-            self._place_buffers()
+            self.parameters = place_parameters(self)
+            place_buffers(self)
+            start_fp8(tape, setup, [slot for _, slot in self.slots])
         if self.family is not None:
             buffers = [slot.tensor for _, slot in self.tensors if isinstance(slot, Buffer)]
             with tape.phase(Phase.INIT, Owner.GRADIENT):
@@ -150,12 +148,12 @@ class TrainingRun:
         self.recorder.mark("init")
 
     @property
-    def _on_host(self) -> bool:
+    def on_host(self) -> bool:
         """Parameters, gradients and optimizer states live on the host."""
         return self.setup.fsdp is not None and self.setup.fsdp.cpu_offload
 
     def _make_optimizer(self, setup: Optimizer) -> None:
-        if self._on_host:
+        if self.on_host:
             units = [unit for communication in self.communications for unit in communication.units]
             shards = [p for unit in units for p in unit.group.parameters if p.slot.requires_grad]
             self.optimizer = CpuAdamW(self.tape, shards, self.setup.precision.parameters, setup.variant, self.host)
@@ -168,35 +166,6 @@ class TrainingRun:
         else:
             self.optimizer = make_optimizer(self.tape, self.parameters, setup)
 
-    def _place_parameters(self) -> None:
-        """One block per parameter and buffer, in the order of module.to."""
-        placed = self.family.place() if self.family is not None else None
-        dtype = self.setup.precision.parameters
-        units = (unit for communication in self.communications for unit in communication.units)
-        sharded: dict[int, ShardedParameter] = {id(p.slot): p for unit in units for p in unit.group.parameters}
-        for name, slot in self.tensors:
-            self.recorder.at(Phase.INIT, name.rpartition(".")[0])
-            if isinstance(slot, Nf4Weight):
-                self.quantizer.place(slot, dtype)
-                continue
-            if isinstance(slot, Buffer):
-                slot.tensor = self.tape.empty(slot.shape, slot.dtype, owner=Owner.OTHER)
-                continue
-            if placed is not None:
-                continue
-            shard = sharded.get(id(slot))
-            if shard is not None and self._on_host:
-                self.host.take(shard.shard_elements * ITEM_BYTES[dtype])
-                continue
-            shape = slot.shape if shard is None else shard.local_shape()
-            tensor = self.tape.empty(shape, slot.dtype or dtype)
-            tensor.requires_grad = slot.requires_grad
-            slot.tensor = tensor
-            if shard is not None:
-                shard.sharded = tensor
-        held = [slot.tensor for _, slot in self.slots if isinstance(slot.tensor, Tensor)]
-        self.parameters = held if placed is None else placed
-
     def _make_main_gradients(self, data: DataParallel) -> None:
         """Megatron's gradient buffer, then its fp32 parameters."""
         setup, tape = self.setup, self.tape
@@ -204,11 +173,11 @@ class TrainingRun:
         spread = setup.expert.degree > 1
         shared = _tensors(slot for slot in slots if not (spread and slot.of_expert))
         experts = _tensors(slot for slot in slots if spread and slot.of_expert)
-        kinds = [Replicas(shared, data.degree), Replicas(experts, setup.mesh.degree("edp"), "edp")]
+        kinds = replicas_of(shared, data.degree) + replicas_of(experts, setup.mesh.degree("edp"), "edp")
         partial = _tensors(slot for slot in slots if slot.partial)
         self.main_gradients = tape.main_gradients = MainGradients(
             tape,
-            [kind for kind in kinds if kind.parameters],
+            kinds,
             partial,
             data,
             setup.precision.reduce,
@@ -216,28 +185,6 @@ class TrainingRun:
         )
         if setup.optimizer is not None:
             self.optimizer = MainOptimizer(tape, shared + experts, self.main_gradients)
-
-    def _place_buffers(self) -> None:
-        """RoPE caches; torchtitan's is a placeholder from to_empty, replaced by the computed one."""
-        for model in self.models:
-            if isinstance(model, TitanLlama):
-                self._place_rope(model)
-            elif isinstance(model, MegatronGpt):
-                self.recorder.default_owner = int(Owner.OTHER)
-                model.make_rope(self.setup.local_tokens)
-
-    def _place_rope(self, model: TitanLlama) -> None:
-        config, seq_len = self.config, self.setup.batch.seq_len
-        placeholder = None
-        if not self._on_host:
-            if config.rope == "complex":
-                placeholder = self.tape.empty((seq_len, config.head_dim // 2), "complex64", owner=Owner.OTHER)
-            else:
-                dtype = "bf16" if self.setup.precision.parameters == "bf16" else "fp32"
-                placeholder = self.tape.empty((seq_len, 2 * config.head_dim), dtype, owner=Owner.OTHER)
-        self.recorder.default_owner = int(Owner.OTHER)
-        model.make_rope(seq_len)
-        del placeholder
 
     # -- one step ----------------------------------------------------------------------------------------------
     def step(self, number: int) -> None:
@@ -251,6 +198,7 @@ class TrainingRun:
                 self._load_data()
             if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
+            self.tape.first_micro_batch = micro_batch == 0
             self._set_gradient_sync(micro_batch == accumulation - 1)
             if self.context is not None:
                 self.context.enter(self)
@@ -379,7 +327,7 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Break the cycles between modules and units, so that everything dies without the collector."""
-        self.tape.main_gradients = None
+        self.tape.main_gradients = self.tape.fp8 = None
         if self.family is not None:
             self.family.finish()
         for communication in self.communications:

@@ -86,7 +86,7 @@ def check_float8(
     if fsdp is None or not fsdp.float8_all_gather:
         return
     gather = ("parallel", "fsdp", "float8_all_gather")
-    if precision.float8 != "tensorwise":
+    if precision.float8 != "tensorwise" and precision.fp8 is None:
         document.problem(gather, "gathers matrices with one scale each: needs precision.float8: tensorwise")
     if fsdp.cpu_offload or (type(fsdp.reshard_after_forward) is int):
         what = "cpu_offload" if fsdp.cpu_offload else "reshard_after_forward to fewer ranks"

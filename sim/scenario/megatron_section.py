@@ -27,3 +27,6 @@ class DataSection(Section):
     """Gradients are reduced beside backward, in buckets (overlap-grad-reduce). Default: false, after it."""
     gradient_accumulation_fusion: bool = True
     """Products for weights' gradients add to the main gradients themselves. Default: true."""
+    fp8_parameters: bool = False
+    """Weights of 8-bit products (precision.fp8) are stored and gathered in 8 bit, beside their fp32 main parameters
+    (fp8-param-gather). Default: false: 16-bit weights, and 8-bit copies of them."""

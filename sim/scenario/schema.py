@@ -219,7 +219,7 @@ class FsdpSection(Section):
     """Cast the inputs of wrapped modules to the compute dtype. Default: true."""
     float8_all_gather: bool = False
     """Blocks' matrices are cast to 8 bit before the all-gather (torchao's enable_fsdp_float8_all_gather), with scales
-    computed for all of them after the optimizer. Needs precision.float8: tensorwise. Default: false."""
+    computed for all of them after the optimizer. Needs precision.float8: tensorwise, or precision.fp8. Default: false."""
     cpu_offload: bool = False
     """CPUOffloadPolicy: parameters, gradients and optimizer states live in pinned host memory, and the CPU runs the
     optimizer. Default: false."""
@@ -276,6 +276,12 @@ class PrecisionSection(Section):
     float8: Literal["tensorwise", "rowwise"] | None = None
     """Products of the blocks' linear layers in 8 bit, as torchao's Float8Linear with dynamic scales: one per tensor, or per
     row. The head stays in the compute dtype. Needs `compile`. Default: null."""
+    fp8: Literal["delayed", "tensorwise", "mxfp8"] | None = None
+    """megatron: products of the layers' linear parts (qkv, proj, fc1, fc2, experts) in 8 bit by Transformer Engine, with
+    scales from earlier steps (delayed), per tensor as it is (tensorwise), or per 32 numbers (mxfp8, from Blackwell on).
+    Attention, embedding and head stay in the compute dtype. Default: null."""
+    fp8_edge_layers: CountOrZero = 0
+    """With fp8: so many layers at either end stay in the compute dtype (first-last-layers-bf16). Default: 0."""
     autocast: bool | None = None
     """Use torch.autocast instead of casting parameters. Default: only on one GPU, if compute differs from parameters
     (nothing else would cast there)."""

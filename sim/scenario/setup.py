@@ -211,6 +211,8 @@ class DataParallel:
     distributed_optimizer: bool = False
     overlap: bool = False
     gradient_accumulation_fusion: bool = True
+    fp8_parameters: bool = False
+    """Weights that products read in 8 bit are stored so (ModelConfig.fp8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

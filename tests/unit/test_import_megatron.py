@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.interop import Entry, ImportProblems, Options
+from sim.interop import Entry, ImportProblems, Options, export_megatron
 from sim.interop.table import load_table
+from sim.model.config import Fp8, ModelConfig
 from sim.scenario.setup import Setup
 from tests.unit.imports import A100, BASE, GPT3, GPT22B, imported, megatron
 
@@ -190,6 +191,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
     "arguments, name",
     [
         ("--tp-comm-overlap", "--tp-comm-overlap"),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", "--fp8-recipe blockwise"),
         ("--fp32-residual-connection", "--fp32-residual-connection"),
         ("--optimizer muon", "--optimizer muon"),
         ("--attention-dropout 0.2", "--attention-dropout 0.2"),
@@ -205,6 +207,26 @@ def test_what_has_an_effect_and_no_field_is_told(arguments: str, name: str, tmp_
     account = megatron(tmp_path, arguments).account
     assert name in names(account.not_expressible)
     assert not account.is_whole
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ("--fp8-format hybrid", Fp8(recipe="delayed")),
+        ("--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16", Fp8(recipe="tensorwise", edge_layers=1)),
+        ("--fp8-format hybrid --use-distributed-optimizer --fp8-param-gather", Fp8(recipe="delayed", stored=True)),
+        ("--fp8-recipe tensorwise", None),
+    ],
+)  # fmt: skip
+def test_8_bit_products_come_and_go(arguments: str, expected: Fp8 | None, tmp_path: Path) -> None:
+    h100 = replace(A100, gpu="h100-sxm-80gb")
+    found = megatron(tmp_path, arguments, options=h100)
+    setup = found.scenario.strategies[0]
+    assert isinstance(setup.model, ModelConfig) and setup.model.fp8 == expected
+    assert found.account.is_whole
+    text, lost = export_megatron(setup, "x.yaml")
+    assert lost == []
+    assert imported(tmp_path, "megatron", "again.sh", text, h100).scenario.strategies[0].model == setup.model
 
 
 @pytest.mark.parametrize("arguments", ["--cuda-graph-impl none", "--context-parallel-size 1", "--zero-stage 0"])

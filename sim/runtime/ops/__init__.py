@@ -25,6 +25,7 @@ from sim.runtime.ops import (
     pointwise,
     routing,
     tensor_parallel,
+    transformer_engine,
     views,
 )
 
@@ -49,5 +50,6 @@ __all__ = [
     "pointwise",
     "routing",
     "tensor_parallel",
+    "transformer_engine",
     "views",
 ]

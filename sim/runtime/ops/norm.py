@@ -14,7 +14,7 @@ from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
 
-def _weight_gradient(tape: Tape, rows: int, width: int, dtype: str, buffers: int) -> Gradients:
+def norm_weight_gradients(tape: Tape, rows: int, width: int, dtype: str, buffers: int) -> Gradients:
     """Gradients of weight (and bias). Very many short rows: partial rows of up to 32 rows each, summed into new buffers
     (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
     gradients: Gradients = [tape.empty((width,), dtype) for _ in range(buffers)]
@@ -54,7 +54,7 @@ class FusedRmsNorm(Op):
         dx = tape.empty(shape, dtype) if node.needs(0) else None
         moved = 3 * first(gradients).bytes
         tape.recorder.memory_bound("aten::_fused_rms_norm_backward", "norm_backward", moved)
-        dweight = _weight_gradient(tape, prod(shape[:-1]), shape[-1], weight_dtype, 1) if node.needs(1) else [None]
+        dweight = norm_weight_gradients(tape, prod(shape[:-1]), shape[-1], weight_dtype, 1) if node.needs(1) else [None]
         return [dx, *dweight]
 
 
@@ -84,7 +84,7 @@ class NativeLayerNorm(Op):
         moved = 3 * first(gradients).bytes
         tape.recorder.memory_bound("aten::native_layer_norm_backward", "norm_backward", moved)
         wanted = [node.needs(1), node.needs(2)]
-        made = iter(_weight_gradient(tape, prod(shape[:-1]), shape[-1], weight_dtype, sum(wanted)))
+        made = iter(norm_weight_gradients(tape, prod(shape[:-1]), shape[-1], weight_dtype, sum(wanted)))
         return [dx, *(next(made) if needed else None for needed in wanted)]
 
 
