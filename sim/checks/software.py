@@ -208,11 +208,13 @@ KNOWN = (
     Software(
         name="LLMQ",
         pattern="llmq",
-        parameters="bf16",
+        gpt="megatron",
+        llama="megatron",
         reduce="bf16",
         flash="cudnn",
-        logits="keep_dtype",
-        extra="eager PyTorch stands for a C++ program with fused kernels and chunked logits",
+        sharding="zero1",
+        fp8="tensorwise",  # scales of the present tensor
+        extra="Megatron's fused layers and its loop stand for a C++ program with chunked logits",
     ),
     Software(
         name="transformers",

@@ -174,9 +174,8 @@ def _numbers(setup: Setup) -> Iterator[str]:
     fp8 = setup.model.fp8 if isinstance(setup.model, ModelConfig) else None
     if fp8 is not None:
         yield f"--fp8-format hybrid --fp8-recipe {fp8.recipe}" + (" --fp8-param-gather" if fp8.stored else "")
-    if fp8 is not None and fp8.edge_layers:
-        edge = fp8.edge_layers
-        yield f"--first-last-layers-bf16 --num-layers-at-start-in-bf16 {edge} --num-layers-at-end-in-bf16 {edge}"
+    if fp8 is not None and fp8.first:
+        yield f"--first-last-layers-bf16 --num-layers-at-start-in-bf16 {fp8.first} --num-layers-at-end-in-bf16 {fp8.last}"
     yield f"--clip-grad {setup.optimizer.clip_norm or 0:g}" if setup.optimizer is not None else "--clip-grad 0"
 
 

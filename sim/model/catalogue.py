@@ -76,7 +76,8 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
     ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",), "loss_chunks": (1,)},
     ("llama", "megatron"): LLAMA_CODE
-    | {"norm": ("fused",), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
+    | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
+    | {"activation": ("silu", "squared_relu")}
     | {"logits": ("loss_upcast",), "loss_chunks": (1,)}
     | {"bias_dropout_fusion": (True,), "swiglu_fusion": (False, True)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},

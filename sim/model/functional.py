@@ -55,6 +55,11 @@ def silu(x: Tensor) -> Tensor:
     return call("silu", x)
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x) squared in one kernel."""
+    return call("squared_relu", x)
+
+
 def gelu(x: Tensor) -> Tensor:
     """One kernel, erf or tanh form alike."""
     return call("gelu", x)

@@ -113,6 +113,11 @@ class Gelu(Module):
         return F.gelu(x)
 
 
+class SquaredRelu(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.squared_relu(x)
+
+
 class SwiGlu(Module):
     """[S, B, 2 F/t], gate and value, to [S, B, F/t]: in one kernel, or written out."""
 
@@ -135,7 +140,8 @@ class Mlp(Module):
         h, ffn, gated = config.hidden, ffn_hidden or config.ffn_hidden, config.activation == "silu"
         self.config = config
         self.linear_fc1 = column_linear(config, h, 2 * ffn if gated else ffn, parallel, config.bias, True, norm)
-        self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else Gelu()
+        plain = SquaredRelu() if config.activation == "squared_relu" else Gelu()
+        self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else plain
         self.linear_fc2 = row_linear(config, ffn, h, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:

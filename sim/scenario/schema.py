@@ -115,10 +115,11 @@ class ModelSection(EncoderFields):
     """RMSNorm over each head of q and k (Qwen3)."""
     dropout: Probability | None = None
     """Probability of dropout after attention, projections and embedding; 0 leaves dropout out."""
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu"] | None = None
-    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones."""
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu", "squared_relu"] | None = None
+    """Activation of the MLP; gelu_new is written out in Python and saves more than the fused ones; squared_relu (Nemotron,
+    for megatron's Llama-like models) has no gate."""
     norm: Literal["fused", "manual", "layer_norm"] | None = None
-    """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT."""
+    """fused: one RMSNorm kernel; manual: RMSNorm op by op in fp32; layer_norm: GPT, and megatron's Llama-like models."""
     rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] | None = None
     """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None

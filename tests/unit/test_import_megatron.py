@@ -213,7 +213,7 @@ def test_what_has_an_effect_and_no_field_is_told(arguments: str, name: str, tmp_
     "arguments, expected",
     [
         ("--fp8-format hybrid", Fp8(recipe="delayed")),
-        ("--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16", Fp8(recipe="tensorwise", edge_layers=1)),
+        ("--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16", Fp8(recipe="tensorwise", first=1, last=1)),
         ("--fp8-format hybrid --use-distributed-optimizer --fp8-param-gather", Fp8(recipe="delayed", stored=True)),
         ("--fp8-recipe tensorwise", None),
     ],

@@ -70,8 +70,8 @@ def test_a_placement_is_taken_as_it_is() -> None:
         ("{degree: 4, placement: [2, 2, 2, 3]}", {}, "parallel.pipeline.placement: 9 layers, but the model has 8"),
         ("{degree: 4}", {"layers": 3}, "parallel.pipeline.degree: 4 stages are more than the model's 3 layers"),
         (
-            "{degree: 4, placement: [2, 2, 2, 0]}", {},
-            "parallel.pipeline.placement: balanced, or a list of layers per stage, e.g. [7, 9, 9, 7], is expected",
+            "{degree: 4, placement: [4, 0, 2, 2]}", {},
+            "parallel.pipeline.placement: only the first and the last stage can be without layers",
         ),
         (
             "{degree: 4, virtual: 2}", {},
