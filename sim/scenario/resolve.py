@@ -23,6 +23,7 @@ from sim.scenario.consistency import (
     check_precision,
     check_under_pipeline,
     check_version,
+    resolve_profile,
 )
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import Document
@@ -177,7 +178,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         fsdp=_fsdp(parallel),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
-        profile=sections.get("profile"),
+        profile=resolve_profile(document, sections.get("profile")),
         mode=sections.get("mode"),
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),

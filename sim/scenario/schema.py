@@ -374,7 +374,8 @@ class ScenarioFile(Section):
     and the second step is mostly the steady one."""
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
-    """Name of the cost profile. Default: the one of the GPU."""
+    """Name of the cost profile, or a file of your own (mine.yaml, beside this one; python -m sim calibrate writes it).
+    Default: the one of the GPU."""
     gemm_efficiency: Share | None = None
     """Share of the dense peak that large matrix products sustain on your own card, power limit and software: the one
     number most worth measuring. Default: the profile's."""

@@ -298,7 +298,7 @@ class Setup:
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"."""
     host: Host
     profile: str | None
-    """Name of the cost profile; None: the GPU's own."""
+    """Name of the cost profile, or the absolute path of one's own; None: the GPU's."""
     mode: Mode = "train"
     """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
     without no_grad, so that a graph is built that nobody walks back."""
