@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
     expert_parallel,
     expert_ranks,
@@ -36,7 +37,6 @@ from sim.checks.training import (
 )
 from sim.scenario.schema import ScenarioFile
 
-EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
 OTHER_NETWORK = (
     r"\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
     r"|resnet|bamba|hybrid|toy"
@@ -51,6 +51,7 @@ DISCARDED = (
     (r"recompute-norm|\+ norm|layernorm", "norm"),
     (r"recompute-swiglu|activation func|moe_act", "activation"),
 )
+REGIONS = "|".join(words for words, _ in INSIDE)
 PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
 REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
 STATES = r"opt|param|master|gradient|quants|residual"
@@ -88,10 +89,6 @@ def _shared(facts: Facts, label: str) -> bool:
     return several and re.search(label, printed, re.IGNORECASE) is not None and not has_families(facts)
 
 
-def _offload(facts: Facts) -> bool:
-    return facts.text.get("offload", "").lower() not in ("", "none", "no")
-
-
 FEATURES = (
     Feature(
         name="a network that is no decoder", path="model.network", needed=lambda f: f.says("model_name", OTHER_NETWORK)
@@ -104,7 +101,18 @@ FEATURES = (
         needed=lambda f: has_experts(f) and expert_ranks(f) > 1,
         value=expert_parallel,
     ),
-    Feature(name="squared ReLU", path="model.squared_relu", needed=lambda f: f.says("mlp_type", "squared")),
+    Feature(
+        name="squared ReLU",
+        path="model.activation",
+        needed=lambda f: f.says("mlp_type", "squared"),
+        value=lambda f: "squared_relu",
+    ),
+    Feature(
+        name="Nemotron's norm",
+        path="model.norm",
+        needed=lambda f: f.says("mlp_type", "squared"),
+        value=lambda f: "layer_norm",
+    ),
     Feature(name="adapters (LoRA)", path="model.lora", needed=has_lora, value=lora),
     Feature(
         name="four-bit weights are bitsandbytes'",
@@ -115,13 +123,13 @@ FEATURES = (
     Feature(
         name="8-bit products",
         path="precision.float8",
-        needed=lambda f: _float8(f),
+        needed=lambda f: uses_float8(f),
         value=lambda f: "rowwise" if f.says("precision", "rowwise") else "tensorwise",
     ),
     Feature(
         name="8-bit gathers",
         path="parallel.fsdp.float8_all_gather",
-        needed=lambda f: _float8(f) and f.tp == 1 and (f.dp or 1) > 1 and not f.says("precision", "rowwise"),
+        needed=lambda f: uses_float8(f) and f.tp == 1 and (f.dp or 1) > 1 and not f.says("precision", "rowwise"),
         value=lambda f: True,
     ),
     Feature(
@@ -132,24 +140,18 @@ FEATURES = (
     Feature(
         name="8-bit or 4-bit numbers",
         path="precision.matmul",
-        needed=lambda f: f.says("precision", EIGHT_BIT) and not (is_four_bit(f) or _float8(f) or _recipe(f)),
+        needed=lambda f: f.says("precision", EIGHT_BIT) and not (is_four_bit(f) or uses_float8(f) or fp8_recipe(f)),
     ),
     Feature(
         name="8-bit products by Transformer Engine",
         path="precision.fp8",
-        needed=lambda f: _recipe(f) is not None,
-        value=lambda f: _recipe(f),
-    ),
-    Feature(
-        name="weights stored in 8 bit",
-        path="parallel.data.fp8_parameters",
-        needed=lambda f: _stores_fp8(f) and _shared(f, r"zero-?1|distributed optimizer"),
-        value=lambda f: True,
+        needed=lambda f: fp8_recipe(f) is not None,
+        value=lambda f: fp8_recipe(f),
     ),
     Feature(
         name="weights gathered in 8 bit",
         path="parallel.fsdp.float8_all_gather",
-        needed=lambda f: _recipe(f) is not None and f.says("fsdp_or_zero", "fsdp"),
+        needed=lambda f: fp8_recipe(f) is not None and f.says("fsdp_or_zero", "fsdp"),
         value=lambda f: True,
     ),
     Feature(
@@ -194,7 +196,9 @@ FEATURES = (
         path="parallel.pipeline",
         needed=lambda f: f.pp > 1,
         value=lambda f: (
-            {"degree": f.pp, "schedule": _schedule(f)} | ({"virtual": _chunks(f)} if _chunks(f) > 1 else {})
+            {"degree": f.pp, "schedule": _schedule(f)}
+            | ({"virtual": _chunks(f)} if _chunks(f) > 1 else {})
+            | _placement(f)
         ),
     ),
     Feature(
@@ -224,6 +228,12 @@ FEATURES = (
         value=lambda f: True,
     ),
     Feature(
+        name="weights stored in 8 bit",
+        path="parallel.data.fp8_parameters",
+        needed=lambda f: stores_fp8(f) and _shared(f, r"zero-?1|distributed optimizer"),
+        value=lambda f: True,
+    ),
+    Feature(
         name="ZeRO-2",
         path="parallel.data.shard_gradients",
         needed=lambda f: _shared(f, r"^zero-?2(?!-like)"),
@@ -232,13 +242,13 @@ FEATURES = (
     Feature(
         name="offload of activations",
         path="offload",
-        needed=lambda f: _offload(f) and f.says("offload", "activation") and not f.says("offload", STATES),
+        needed=lambda f: has_offload(f) and f.says("offload", "activation") and not f.says("offload", STATES),
         value=lambda f: _offloaded(f),
     ),
     Feature(
         name="offload of states",
         path="offload.states",
-        needed=lambda f: _offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
+        needed=lambda f: has_offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
     ),
     Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
     Feature(
@@ -250,7 +260,7 @@ FEATURES = (
     Feature(
         name="outputs thrown away and made again",
         path="checkpoint.discard",
-        needed=lambda f: bool(_parts(f, DISCARDED)),
+        needed=lambda f: bool(_parts(f, DISCARDED)) and fp8_recipe(f) is None,
         value=lambda f: _parts(f, DISCARDED),
     ),
     Feature(
@@ -266,30 +276,6 @@ FEATURES = (
 
 def _compile(facts: Facts) -> dict[str, bool]:
     return {"loss": True} if software_of(facts).compiled_loss and facts.pp == 1 else {}
-
-
-def _float8(facts: Facts) -> bool:
-    """torchao's linears, which torchtitan compiles; Transformer Engine's and LLMQ's are other programs."""
-    return facts.says("precision", "float8") and compiled(facts)
-
-
-def _recipe(facts: Facts) -> str | None:
-    """How Transformer Engine scales in Megatron's software: the first that the row names, else that of its recipes."""
-    named = facts.text.get("precision", "").partition("(fp")[0].lower()
-    if software_of(facts).gpt != "megatron" or "fp8" not in named or "fp4" in named:
-        return None
-    recipes = ((r"mx", "mxfp8"), (r"cs|current|tensorwise", "tensorwise"), (r"delayed|ds", "delayed"))
-    return next((recipe for words, recipe in recipes if re.search(words, named)), software_of(facts).fp8)
-
-
-def _stores_fp8(facts: Facts) -> bool:
-    return software_of(facts).stores_fp8 and _recipe(facts) in ("delayed", "tensorwise")
-
-
-def compiled(facts: Facts) -> bool:
-    """With offload, adapters, steps inside backward, tensor or context parallelism, blocks are played in eager mode."""
-    eager = _offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD) or facts.tp * facts.cp > 1
-    return facts.says("compile", "^yes") and not eager
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:
@@ -322,6 +308,14 @@ def _schedule(facts: Facts) -> str:
         if named and re.search(pattern, named[1], re.IGNORECASE):
             return name
     return "interleaved" if _chunks(facts) > 1 else "1f1b"
+
+
+def _placement(facts: Facts) -> dict[str, Any]:
+    """With two stages more than layers, embedding and head have stages of their own."""
+    stages = facts.pp * _chunks(facts)
+    if facts.layers is None or stages != facts.layers + 2 or software_of(facts).gpt != "megatron":
+        return {}
+    return {"placement": [0, *[1] * facts.layers, 0]}
 
 
 SCHEDULES = (

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from sim.checks.eight_bit import compiled, fp8_recipe
 from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import PARTS, NotExpressible, compiled, left_out, missing, recomputed, sections
+from sim.checks.features import DISCARDED, PARTS, REGIONS, NotExpressible, left_out, missing, recomputed, sections
+from sim.checks.megatron_age import as_of
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.checks.training import is_four_bit
@@ -33,7 +35,10 @@ DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200, "bert": 30522, "t5": 30622}
 GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"gh200", "gh200-96gb", None),
     (r"h800", "h800-sxm-80gb", None),
-    (r"gb300|b300|h20\b|a800|rtx pro|5060|a6000|4070", "", None),
+    (r"h20\b|a800|5060|a6000|4070", "", None),
+    (r"rtx pro 6000", "rtxpro6000-96gb", None),
+    (r"gb300", "gb300-288gb", None),
+    (r"b300", "b300-sxm-288gb", None),
     (r"gb200", "gb200-186gb", None),
     (r"b200", "b200-sxm-180gb", None),
     (r"h200", "h200-sxm-141gb", None),
@@ -118,7 +123,8 @@ def plan_of(facts: Facts) -> Plan:
     assumptions += left_out(facts)
     if software.extra:
         assumptions.append(software.extra)
-    return Plan(facts, software, _merged(document, sections(facts)), tuple(assumptions))
+    document = as_of(software.megatron, _merged(document, sections(facts)))
+    return Plan(facts, software, document, tuple(assumptions))
 
 
 def unprinted(facts: Facts) -> list[str]:
@@ -177,11 +183,11 @@ def family_of(facts: Facts) -> str | None:
         return "bert"
     if facts.says("model_name", r"\bt5\b"):
         return "t5"
-    if facts.says("mlp_type", "swiglu|silu|gated"):
+    if facts.says("mlp_type", "swiglu|silu|gated|squared"):
         return "llama"
     if facts.says("mlp_type", "gelu"):
         return "gpt"
-    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight"):
+    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight|grok|kimi"):
         return "llama"
     return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
 
@@ -243,7 +249,7 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-FABRICS = {"gb200-186gb": 72}
+FABRICS = {"gb200-186gb": 72, "gb300-288gb": 72}
 """GPUs that one NVLink fabric joins, where it joins several nodes (NVL72): what a group inside it sees as one node."""
 
 
@@ -308,7 +314,7 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
     label = recomputed(facts).lower()
     stop: Sections = {} if software.early_stop else {"early_stop": False}
-    if software.reentrant and not re.search(PARTS, label):
+    if software.reentrant and (re.search(REGIONS, label) or not re.search(PARTS, label)):
         stop = {"reentrant": True}
     if not label and software.recompute:
         label = software.recompute
@@ -317,6 +323,10 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
         assumptions.append("recompute is not printed, none assumed")
     if not label or re.match(r"none|no\b|off|false", label):
         return None
+    if fp8_recipe(facts) and any(re.search(words, label) for words, _ in DISCARDED):
+        assumptions.append("norms and activations that are made again are played as saved in 8 bit")
+        if not re.search(REGIONS, label):
+            return None
     share = re.search(r"1/(\d+)|every[ _-]?(\d+)", label)
     if share:
         return {"every": int(share[1] or share[2]), **stop}

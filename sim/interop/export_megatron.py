@@ -73,6 +73,7 @@ def _network(model: ModelConfig) -> Iterator[str]:
         "--untie-embeddings-and-output-weights": not model.tied_embeddings,
         "--no-bias-gelu-fusion": model.family == "gpt" and not model.bias_gelu_fusion,
         "--no-bias-dropout-fusion": not model.bias_dropout_fusion,
+        "--no-persist-layer-norm": not model.persistent_norm,
         "--attention-backend unfused": model.attention == "unfused",
     }
     yield from (flag for flag, is_set in flags.items() if is_set)
@@ -136,6 +137,8 @@ def _parallel(setup: Setup) -> Iterator[str]:
             yield f"--pipeline-model-parallel-layout 'E{layout}L'"
         elif pipeline.chunks > 1:
             yield f"--num-virtual-stages-per-pipeline-rank {pipeline.chunks}"
+        if pipeline.chunks > 1 and not pipeline.overlap_p2p:
+            yield "--no-overlap-p2p-communication"
     if (data := setup.data) is not None:
         flags = {
             "--use-distributed-optimizer": data.distributed_optimizer,
@@ -174,9 +177,8 @@ def _numbers(setup: Setup) -> Iterator[str]:
     fp8 = setup.model.fp8 if isinstance(setup.model, ModelConfig) else None
     if fp8 is not None:
         yield f"--fp8-format hybrid --fp8-recipe {fp8.recipe}" + (" --fp8-param-gather" if fp8.stored else "")
-    if fp8 is not None and fp8.edge_layers:
-        edge = fp8.edge_layers
-        yield f"--first-last-layers-bf16 --num-layers-at-start-in-bf16 {edge} --num-layers-at-end-in-bf16 {edge}"
+    if fp8 is not None and fp8.first:
+        yield f"--first-last-layers-bf16 --num-layers-at-start-in-bf16 {fp8.first} --num-layers-at-end-in-bf16 {fp8.last}"
     yield f"--clip-grad {setup.optimizer.clip_norm or 0:g}" if setup.optimizer is not None else "--clip-grad 0"
 
 

@@ -29,13 +29,14 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
-    """Products of layers' linear parts in 8 bit by Transformer Engine; but for `edge_layers` at either end.
+    """Products of layers' linear parts in 8 bit by Transformer Engine; but for so many layers at the start and the end.
 
     `recipe`: Megatron's name of how scales are found (sim.runtime.fp8). `stored`: these weights exist in 8 bit only.
     """
 
     recipe: Literal["delayed", "tensorwise", "mxfp8"]
-    edge_layers: int = 0
+    first: int = 0
+    last: int = 0
     stored: bool = False
 
 
@@ -66,7 +67,7 @@ class ModelConfig:
     qk_norm: bool = False
     """RMSNorm over each head of q and k (Qwen3)."""
     dropout: float = 0.0
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu", "squared_relu"] = "silu"
     norm: Literal["fused", "manual", "layer_norm"] = "fused"
     """fused: one RMSNorm kernel (F.rms_norm); manual: x.float() * rsqrt(...) op by op; layer_norm: GPT."""
     rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] = "complex"
@@ -83,6 +84,8 @@ class ModelConfig:
     """Megatron: silu(gate) * value in one kernel, which keeps their common input alone."""
     bias_dropout_fusion: bool = False
     """Megatron: residual + dropout(x + bias) in one kernel."""
+    persistent_norm: bool = False
+    """Megatron: norms by kernels that keep a row in registers (apex's FastLayerNorm, Transformer Engine)."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] = "loss_upcast"
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool = False

@@ -63,8 +63,8 @@ def make_layer(
     context: ContextParallel,
 ) -> TransformerLayer:
     """Layer `number` of the model, with the attention and the experts that the configuration asks for."""
-    edge = config.fp8.edge_layers if config.fp8 is not None else 0
-    if not edge <= number < config.layers - edge:
+    fp8 = config.fp8
+    if fp8 is not None and not fp8.first <= number < config.layers - fp8.last:
         config = replace(config, fp8=None)
     attention: Module = SelfAttention(config, parallel, context)
     moe = None

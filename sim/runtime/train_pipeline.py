@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 from sim.model.build import build_model
@@ -167,11 +168,15 @@ def build_stages(setup: Setup, rank: int) -> tuple[list[int], list[LanguageModel
 
 
 def stage_config(config: ModelConfig, first_layer: int, layers: int) -> ModelConfig:
-    """`layers` of the model from `first_layer` on; plain layers come before those with experts."""
-    experts = config.experts
+    """`layers` of the model from `first_layer` on; plain layers come before those with experts, 16-bit ones at either end of
+    8-bit ones."""
+    experts, fp8 = config.experts, config.fp8
     if experts is not None:
         experts = replace(experts, dense_layers=max(0, experts.dense_layers - first_layer))
-    return replace(config, layers=layers, experts=experts)
+    if fp8 is not None:
+        last = first_layer + layers - (config.layers - fp8.last)
+        fp8 = replace(fp8, first=max(0, fp8.first - first_layer), last=max(0, last))
+    return replace(config, layers=layers, experts=experts, fp8=fp8)
 
 
 def embedding_of(model: LanguageModel) -> Parameter | None:
@@ -193,4 +198,7 @@ def wire_of(setup: Setup, config: ModelConfig) -> Wire:
     length = setup.local_tokens // setup.tensor.degree if setup.tensor.splits_tokens else setup.local_tokens
     tokens = (length, batch.micro_batch) if megatron else (batch.micro_batch, length)
     dtype = precision.parameters if setup.fsdp is None or precision.autocast else precision.compute
-    return Wire((*tokens, config.hidden), dtype, kept=not megatron)
+    shape = (*tokens, config.hidden)
+    scatters = setup.pipeline is not None and setup.pipeline.scatter_gather
+    shares = setup.tensor.degree if scatters and prod(shape) % setup.tensor.degree == 0 else 1
+    return Wire(shape, dtype, kept=not megatron, shares=shares)

@@ -46,7 +46,7 @@ def with_fp8(
     _check_parallel(document, parallel, recipe, edge)
     if len(document.problems) > before:
         return model
-    return replace(model, fp8=Fp8(recipe=recipe, edge_layers=edge, stored=stored))
+    return replace(model, fp8=Fp8(recipe=recipe, first=edge, last=edge, stored=stored))
 
 
 def _check_sizes(document: Document, parallel: ParallelSection, model: ModelConfig, multiple: int) -> None:

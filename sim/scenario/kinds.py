@@ -126,8 +126,10 @@ DurationPerLayer = Annotated[int | tuple[int, ...], *_per_layer(parse_duration, 
 def _placement(value: Any) -> str | tuple[int, ...]:
     if value == "balanced":
         return "balanced"
-    if isinstance(value, list) and value and all(type(count) is int and count > 0 for count in value):
-        return tuple(value)
+    if isinstance(value, list) and value and all(type(count) is int and count >= 0 for count in value):
+        if all(value[1:-1]) and any(value):
+            return tuple(value)
+        raise ValueError("only the first and the last stage can be without layers")
     raise ValueError("balanced, or a list of layers per stage, e.g. [7, 9, 9, 7], is expected")
 
 
@@ -135,7 +137,7 @@ Placement = Annotated[
     str | tuple[int, ...],
     BeforeValidator(_placement),
     _schema(
-        anyOf=[{"const": "balanced"}, {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}]
+        anyOf=[{"const": "balanced"}, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}]
     ),
 ]
 

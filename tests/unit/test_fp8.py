@@ -264,3 +264,13 @@ def test_under_fsdp_weights_come_gathered_in_8_bit_and_hopper_transposes_them_in
     shapes = sorted(2 * prod(shape) for shape in _matrices(setup_of("h100", "tensorwise")))
     assert transposed == sorted(3 * shapes)
     assert not launches(record(setup_of("b200", "tensorwise", parallel), 1), "transpose")
+
+
+def test_in_a_pipeline_the_edges_are_those_of_the_whole_model() -> None:
+    more = "strategies: {a: {precision: {fp8_edge_layers: 1}, batch: {accumulation: 8}}}"
+    setup = setup_of("h100", "delayed", PIPELINE, more, layers=8)
+    found = []
+    for rank in range(4):
+        program = record(setup, 1, rank=rank)
+        found += [{d for _, d in products(program, Phase.FORWARD, f"layers.{n}.")} for n in (2 * rank, 2 * rank + 1)]
+    assert found == [{"bf16"}, *[{"fp8"}] * 6, {"bf16"}]

@@ -94,6 +94,7 @@ def test_defaults_are_megatrons(tmp_path: Path) -> None:
         ("--hidden-dropout 0 --attention-dropout 0.0", "model.dropout", 0.0),
         ("--no-bias-gelu-fusion", "model.bias_gelu_fusion", False),
         ("--no-bias-dropout-fusion", "model.bias_dropout_fusion", False),
+        ("--no-persist-layer-norm", "model.persistent_norm", False),
         ("--attention-backend=unfused", "model.attention", "unfused"),
         ("--transformer-impl local", "model.attention", "unfused"),
         ("--transformer-impl local --use-flash-attn", "model.attention", "sdpa"),
@@ -213,7 +214,7 @@ def test_what_has_an_effect_and_no_field_is_told(arguments: str, name: str, tmp_
     "arguments, expected",
     [
         ("--fp8-format hybrid", Fp8(recipe="delayed")),
-        ("--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16", Fp8(recipe="tensorwise", edge_layers=1)),
+        ("--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16", Fp8(recipe="tensorwise", first=1, last=1)),
         ("--fp8-format hybrid --use-distributed-optimizer --fp8-param-gather", Fp8(recipe="delayed", stored=True)),
         ("--fp8-recipe tensorwise", None),
     ],

@@ -1,0 +1,41 @@
+"""Whose 8-bit numbers a row speaks of: torchao's under torch.compile, or Transformer Engine's."""
+
+from __future__ import annotations
+
+import re
+
+from sim.checks.facts import Facts
+from sim.checks.software import software_of
+from sim.checks.training import IN_BACKWARD, has_lora
+
+EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
+"""Words of numbers below 16 bit."""
+
+
+def has_offload(facts: Facts) -> bool:
+    """Does anything wait in host memory?"""
+    return facts.text.get("offload", "").lower() not in ("", "none", "no")
+
+
+def compiled(facts: Facts) -> bool:
+    """With offload, adapters, steps inside backward, tensor or context parallelism, blocks are played in eager mode."""
+    eager = has_offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD) or facts.tp * facts.cp > 1
+    return facts.says("compile", "^yes") and not eager
+
+
+def uses_float8(facts: Facts) -> bool:
+    """torchao's linears, which torchtitan compiles; Transformer Engine's and LLMQ's are other programs."""
+    return facts.says("precision", "float8") and compiled(facts)
+
+
+def fp8_recipe(facts: Facts) -> str | None:
+    """How Transformer Engine scales in Megatron's software: the first that the row names, else that of its recipes."""
+    named = facts.text.get("precision", "").lower().partition("(fp")[0]
+    if software_of(facts).gpt != "megatron" or "fp8" not in named or "fp4" in named:
+        return None
+    recipes = ((r"mx", "mxfp8"), (r"cs|current|tensorwise", "tensorwise"), (r"delayed|ds", "delayed"))
+    return next((recipe for words, recipe in recipes if re.search(words, named)), software_of(facts).fp8)
+
+
+def stores_fp8(facts: Facts) -> bool:
+    return software_of(facts).stores_fp8 and fp8_recipe(facts) in ("delayed", "tensorwise")
