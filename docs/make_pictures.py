@@ -51,6 +51,8 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 GREYS, TINTS = 24, (1.0, 0.8, 0.6, 0.4, 0.2)
 """Of the palette: steps from black to white, and how much of a colour is left where it is blended with white."""
 CAPACITY = "#CC3311"
+OF_PAGE = ("#0b62c4", "#1d7a3e", "#c22f12", "#1c2330", "#5c6675", "#d9dee6", "#f6f7f9")
+"""Colours of page.css, light."""
 
 
 def draw(name: str) -> Path:
@@ -72,10 +74,10 @@ def save(figure: Any, name: str) -> Path:
     return path
 
 
-def palette() -> Image.Image:
-    """All colours of owners and work, as they are and lighter, and greys."""
+def palette(*more: str) -> Image.Image:
+    """All colours of owners and work and `more`, as they are and lighter, and greys."""
     colours = dict.fromkeys([(round(255 * i / (GREYS - 1)),) * 3 for i in range(GREYS)])
-    for text in dict.fromkeys((*STACK.values(), *WORK_COLOURS.values(), HOST_COLOUR, CAPACITY)):
+    for text in dict.fromkeys((*STACK.values(), *WORK_COLOURS.values(), HOST_COLOUR, CAPACITY, *more)):
         colour = [int(text[at : at + 2], 16) for at in (1, 3, 5)]
         colours |= {tuple(round(255 + (part - 255) * tint) for part in colour): None for tint in TINTS}
     flat = [part for colour in colours for part in colour]
@@ -98,6 +100,7 @@ def page() -> Path:
     from selenium import webdriver
     from selenium.webdriver.support.ui import WebDriverWait
 
+    from sim.report.page.build import COLOURS
     from sim.report.page.write import write_page
 
     options = webdriver.chrome.options.Options()
@@ -119,7 +122,9 @@ def page() -> Path:
         high = browser.execute_script("return document.getElementById('step').getBoundingClientRect().bottom")
         image = Image.open(BytesIO(browser.get_screenshot_as_png()))
         browser.quit()
-    image.crop((0, 0, image.width, min(int(high), image.height))).convert("RGB").quantize(128).save(path, optimize=True)
+    colours = palette(*COLOURS.values(), *OF_PAGE)
+    seen = image.crop((0, 0, image.width, min(int(high), image.height))).convert("RGB")
+    seen.quantize(palette=colours, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
 
 
@@ -129,8 +134,8 @@ OTHERS: dict[str, Callable[[], Path]] = {"offload": offload, "page": page}
 def cell(outcome: Outcome) -> tuple[str, Picture]:
     """Title and picture of one strategy."""
     picture = picture_of(outcome, shown_lanes(outcome))
-    step, peak = format_duration(picture.step_ms * 1e6), format_bytes(picture.peak_bytes)
-    return f"{outcome.name}: {step}, peak {peak}", picture
+    step_ns = picture.step_ms * 1e6 if outcome.time is None else outcome.time.step_ns  # the mean where a cycle repeats
+    return f"{outcome.name}: {format_duration(step_ns)}, peak {format_bytes(picture.peak_bytes)}", picture
 
 
 if __name__ == "__main__":

@@ -209,6 +209,9 @@ def check_megatron_parallel(
     if tensor.sequence_parallel and model.family == "bert":
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
+    if not tensor.async_all_reduce and (tensor.sequence_parallel or tensor.degree == 1):
+        why = "sequence parallelism reduces and scatters" if tensor.sequence_parallel else "one rank sums nothing"
+        document.warning(("parallel", "tensor", "async_all_reduce"), f"has no effect: {why}")
     shared = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
     for name, value in shared.items():
         if value % tensor.degree:

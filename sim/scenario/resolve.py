@@ -141,7 +141,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_optimizer(document, optimizer, batch, precision, parallel if sections.whole("parallel") else None)
     stages = None
     if pipeline and model and batch and sections.whole("parallel"):
-        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
+        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp, parallel.tensor)
         if stages and isinstance(model, ModelConfig):
             check_first_stage(document, model, stages.placement[0])
     if pipeline:

@@ -185,6 +185,10 @@ class Pipeline:
     schedule: str
     chunks: int
     placement: tuple[int, ...]
+    overlap_p2p: bool = True
+    """Compute goes on beside what is sent; else it waits for it (Megatron's 1F1B)."""
+    scatter_gather: bool = False
+    """Tensor-parallel ranks send a part each of what all of them have, and gather it on arrival."""
 
     @property
     def folded(self) -> bool:

@@ -42,4 +42,4 @@ def test_a_notebook_has_an_exercise_with_a_collapsed_solution_that_asserts(path:
 
 
 def test_there_are_notebooks() -> None:
-    assert len(NOTEBOOKS) >= 13
+    assert len(NOTEBOOKS) >= 14
