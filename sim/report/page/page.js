@@ -243,11 +243,20 @@ function dragOn(id) {
 }
 
 // -- plane, explorers, words -----------------------------------------------------------------------------------------
+function labelSpots(points) {  // points that lie close together have their names on different sides
+  const spots = ["top right", "bottom right", "top left", "bottom left", "middle right", "middle left"];
+  const wide = Math.max(...points.map((p) => p.extra), 0.1), high = Math.max(...points.map((p) => p.kept), 1);
+  const near = (a, b) => Math.abs(a.extra - b.extra) < wide * 0.15 && Math.abs(a.kept - b.kept) < high * 0.08;
+  const order = points.map((_, at) => at).sort((a, b) => points[b].kept - points[a].kept), found = [];
+  order.forEach((at, rank) => { found[at] = spots[order.slice(0, rank).filter((other) => near(points[at], points[other])).length % spots.length]; });
+  return found;
+}
+
 function showPlane() {
   const points = DATA.plane;
   const unit = Math.max(...points.map((p) => p.kept)) >= 2048 ? ["GiB", 1024] : ["MiB", 1];
   Plotly.react("plane", [{ x: points.map((p) => p.extra * 100), y: points.map((p) => p.kept / unit[1]), text: points.map((p) => p.name), mode: "markers+text",
-    textposition: "top right", marker: { size: 12, color: points.map((p) => p.fits ? css("--accent") : css("--bad")) }, customdata: points.map((p) => [p.step]),
+    textposition: labelSpots(points), marker: { size: 12, color: points.map((p) => p.fits ? css("--accent") : css("--bad")) }, customdata: points.map((p) => [p.step]),
     hovertemplate: `%{text}: %{y:.2f} ${unit[0]} kept, +%{x:.0f} % of a forward, step %{customdata[0]}<extra></extra>` }],
   layout({ xaxis: { title: { text: "recomputed kernel time, % of the forward" }, rangemode: "tozero", zeroline: true, range: [-4, Math.max(...points.map((p) => p.extra * 100), 10) * 1.3] },
     yaxis: { title: { text: `activations at most, ${unit[0]}` }, rangemode: "tozero" } }), PLOT);
@@ -290,7 +299,7 @@ function drawExplorer(data, number) {
     mode: "lines+markers", marker: { size: axis.values.map((_, at) => at === data.at[0] ? 13 : 5) }, line: { color: colours[index] } }));
   const upright = (index) => ({ rangemode: "tozero", nticks: 6, title: { text: data.metrics[data.shown[index]], font: { color: colours[index], size: 11 } }, tickfont: { color: colours[index] } });
   Plotly.react(`explorer-${number}`, traces, layout({ margin: { l: 60, r: 60, t: 8, b: 40 }, showlegend: false, hovermode: "x unified",
-    xaxis: { title: { text: axis.name }, type: data.log ? "log" : "linear", tickvals: axis.values, ticktext: axis.values.map((value) => value.toLocaleString("en")) },
+    xaxis: { title: { text: axis.name }, type: data.log ? "log" : "linear", tickangle: 0, tickvals: axis.values, ticktext: axis.values.map((value) => value.toLocaleString("en")) },
     yaxis: upright(0), yaxis2: { ...upright(1), overlaying: "y", side: "right", tickmode: "auto", showgrid: false } }), PLOT);
   byId(`said-${number}`).textContent = now ? data.metrics.map((name, at) => `${name}: ${now[at]}`).join("; ") : "there is no such run: it does not fit, or makes no sense";
 }
