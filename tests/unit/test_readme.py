@@ -19,6 +19,7 @@ ANSWER = README.split("```text\n")[1].split("```")[0]
 def test_the_readme_shows_every_verb() -> None:
     verbs = {
         "run",
+        "calibrate",
         "compare",
         "diff",
         "explain",
