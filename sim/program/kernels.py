@@ -132,12 +132,15 @@ class Collective:
     dtype: str = "bf16"
 
 
-CopyDirection = Literal["device_to_host", "host_to_device"]
+CPU_MEMORY = "cpu_memory_mib"
+"""Host work by the MiB of main memory that the CPU reads and writes."""
+CopyDirection = Literal["device_to_host", "host_to_device", "nvme_to_host", "host_to_nvme"]
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A copy between the GPU and its host's memory. `pinned`: the host side is page-locked, so that it needs no staging."""
+    """A copy between the GPU and its host's memory, or between that and the node's drives. `pinned`: the host side is
+    page-locked, so that it needs no staging."""
 
     direction: CopyDirection
     bytes: int

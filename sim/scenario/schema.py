@@ -10,25 +10,21 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.cluster_section import ClusterSection
 from sim.scenario.compile_section import CompileSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
 from sim.scenario.families import DdpSection, Fsdp1Section, ZeroSection
 from sim.scenario.kinds import (
-    Bandwidth,
-    Bytes,
     BytesPerLayer,
     Count,
     CountOrZero,
     Duration,
     DurationPerLayer,
-    Gpus,
     Layers,
-    Memory,
     MicroBatches,
     Momentum,
     Names,
-    Nodes,
     Placement,
     PositiveNumber,
     Probability,
@@ -158,27 +154,6 @@ class ModelSection(EncoderFields):
     """Adapters; everything else is frozen. Default: null, all parameters are trained."""
 
 
-class ClusterSection(Section):
-    """What it runs on: equal nodes of one kind of GPU. Figures that are not given come from the catalogue."""
-
-    gpu: str
-    """A GPU of the catalogue by name or alias, e.g. h100-sxm-80gb."""
-    gpus_per_node: Gpus | None = None
-    """Default: the usual number for this GPU; 1 if there is one node and nothing in `parallel`."""
-    nodes: Nodes = 1
-    """Number of machines. Default: 1."""
-    usable_memory: Memory | None = None
-    """Device memory that cudaMemGetInfo calls total, e.g. 79.1 GiB. Default: the catalogue's."""
-    context_memory: Bytes | None = None
-    """Device memory of a process's CUDA context, outside PyTorch. Default: the catalogue's assumption."""
-    communicator_memory: Bytes | None = None
-    """Device memory of each NCCL communicator, outside PyTorch. Default: the catalogue's assumption."""
-    host_memory: Bytes | None = None
-    """Main memory of one node, shared by its GPUs, e.g. 2 TiB. Default: 256 GiB per GPU, assumed."""
-    network: Bandwidth | None = None
-    """Network between nodes per GPU and direction, e.g. 400 Gb/s. Default: the catalogue's assumption."""
-
-
 class BatchSection(Section):
     """How much one step trains on: micro_batch x accumulation sequences on every data-parallel rank."""
 
@@ -235,8 +210,8 @@ class PipelineSection(Section):
 
     degree: Ranks
     """Ranks that a micro-batch passes; degree x fsdp degree x replicas is the number of GPUs."""
-    schedule: Literal["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v"] = "1f1b"
-    """Order of forwards and backwards, as torch.distributed.pipelining's. Default: 1f1b."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"] = "1f1b"
+    """Order of forwards and backwards, as torch.distributed.pipelining's (zb-h2 as in its paper). Default: 1f1b."""
     virtual: Count | None = None
     """Stages (model chunks) per rank. Default: 2 for interleaved, breadth-first, zb-v and dualpipe-v, else 1."""
     placement: Placement = "balanced"
