@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "gelu_new": {"aten.pow", "aten.mul", "aten.tanh"},
     "relu": {"aten.relu"},
     "gated_gelu": {"aten.pow", "aten.mul", "aten.tanh"},
+    "squared_relu": set[str](),
 }
 ROUTED = {"aten.topk", "aten._softmax", "aten.sum", "aten.mul", "aten.div", "aten.sigmoid", "aten.add"}
 GROUPED = {"aten._grouped_mm", "aten.index", "aten.div_"}

@@ -62,6 +62,8 @@ class Attention:
     value_head_dim: int = 0
     past: int = 0
     """Keys before the first query's own, which every query sees; where `causal`."""
+    window: int = 0
+    """Keys that a query sees at most, itself among them; where `causal`. 0: all."""
 
     @property
     def mean_head_dim(self) -> int:
@@ -72,6 +74,8 @@ class Attention:
     @property
     def flops(self) -> int:
         seen = self.q_len * (self.past + self.kv_len if self.causal else 2 * self.kv_len)
+        if 0 < self.window < self.kv_len:
+            seen = 2 * self.q_len * self.window - max(0, self.window - self.past) ** 2
         forward = 2 * self.batch * self.heads * seen * self.mean_head_dim
         return forward * 5 // 2 if self.backward else forward
 

@@ -120,6 +120,10 @@ class ModelSection(EncoderFields):
     """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
+    window: Count | None = None
+    """megatron, Llama-like models: keys that a query sees at most, itself among them (sliding window). Default: all."""
+    full_attention_every: Count | None = None
+    """With `window`: every so-manieth layer sees all keys (GPT-OSS: 2). Default: none does."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
     """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op, as
     Megatron's own and transformers' "eager"."""
