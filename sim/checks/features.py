@@ -187,8 +187,15 @@ FEATURES = (
         needed=lambda f: f.tp > 1,
         value=lambda f: {
             "degree": f.tp,
-            "sequence_parallel": f.says("sp", "^yes" if f.text.get("sp") or not has_experts(f) else ""),
+            "sequence_parallel": f.says("sp", "^yes" if f.text.get("sp") or not has_experts(f) else "")
+            or software_of(f).llama == "torchtitan",
         },
+    ),
+    Feature(
+        name="asynchronous tensor parallelism",
+        path="parallel.tensor.asynchronous",
+        needed=lambda f: f.tp > 1 and f.says("notes", r"async ?tp"),
+        without="asynchronous tensor parallelism is played with collectives that block",
     ),
     Feature(
         name="pipeline parallelism",
@@ -274,7 +281,7 @@ FEATURES = (
 
 
 def _compile(facts: Facts) -> dict[str, bool]:
-    return {"loss": True} if software_of(facts).compiled_loss and facts.pp == 1 else {}
+    return {"loss": True} if software_of(facts).compiled_loss and facts.pp * facts.tp == 1 else {}
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

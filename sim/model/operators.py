@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "gelu_tanh": {"aten.gelu"},
     "gelu_new": {"aten.pow", "aten.mul", "aten.tanh"},
     "relu": {"aten.relu"},
+    "squared_relu": set(),
     "gated_gelu": {"aten.pow", "aten.mul", "aten.tanh"},
 }
 ROUTED = {"aten.topk", "aten._softmax", "aten.sum", "aten.mul", "aten.div", "aten.sigmoid", "aten.add"}

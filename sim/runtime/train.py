@@ -13,6 +13,7 @@ from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.module import Buffer, Parameter
+from sim.program.kernels import Collective
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.compiled.region import CompiledLoss
@@ -83,6 +84,7 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
+        self.tape.tensor_ranks = setup.tensor.degree if self.config.implementation == "torchtitan" else 1
         self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
@@ -283,7 +285,10 @@ class TrainingRun:
             self.targets = self.tape.empty(*targets)
 
     def _norm_is_summed(self) -> None:
-        """A pipeline's stages add up their squared norms here."""
+        """A pipeline's stages add up their squared norms here, and DTensor's tensor-parallel ranks."""
+        ranks = self.tape.tensor_ranks
+        if ranks > 1:
+            self.recorder.collective(Collective("all_reduce", 4, "tp", ranks, "fp32"), COMPUTE)
 
     def _zero_grad(self) -> None:
         zeroed = self.optimizer or self.main_gradients

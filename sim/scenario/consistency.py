@@ -179,12 +179,18 @@ def check_megatron_parallel(
         document.problem(("parallel", "data"), "fsdp is data parallelism already: leave one out", show=False)
     if model is None:
         return
-    for name in ("tensor", "data"):
-        if getattr(parallel, name) is not None and getattr(model, "implementation", "") != "megatron":
-            document.problem(("parallel", name), "only implementation megatron is written for it", show=False)
-            return
+    code = getattr(model, "implementation", "")
+    if parallel.data is not None and code != "megatron":
+        document.problem(("parallel", "data"), "only implementation megatron is written for it", show=False)
+        return
+    if tensor is not None and code not in ("megatron", "torchtitan"):
+        message = "only implementations megatron and torchtitan are written for it"
+        document.problem(("parallel", "tensor"), message, show=False)
+        return
     if tensor is None or isinstance(model, ChainConfig):
         return
+    if code == "torchtitan":
+        _check_titan_tensor(document, parallel, model)
     if tensor.sequence_parallel and model.family == "bert":
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
@@ -198,6 +204,21 @@ def check_megatron_parallel(
     if tensor.sequence_parallel and batch is not None and batch.seq_len % tensor.degree:
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, f"needs a degree that divides batch.seq_len ({batch.seq_len})", show=False)
+
+
+def _check_titan_tensor(document: Document, parallel: ParallelSection, model: ModelConfig) -> None:
+    """parallelize_module as torchtitan calls it: under FSDP2, tokens and vocabulary shared too."""
+    path = ("parallel", "tensor")
+    if parallel.fsdp is None:
+        document.problem(path, "with implementation torchtitan needs parallel.fsdp (degree 1 will do)", show=False)
+    elif parallel.fsdp.cpu_offload:
+        document.problem(("parallel", "fsdp", "cpu_offload"), "is not modelled with parallel.tensor")
+    if parallel.tensor is not None and not parallel.tensor.sequence_parallel:
+        message = "torchtitan's plan shares tokens between layers too: sequence_parallel: true"
+        document.problem((*path, "sequence_parallel"), message)
+    for name, usual in (("tied_embeddings", False), ("loss_chunks", 1), ("lora", None), ("experts", None)):
+        if getattr(model, name) != usual:
+            document.problem(("model", name), "is not modelled with torchtitan's parallel.tensor", show=False)
 
 
 def check_under_pipeline(

@@ -11,6 +11,7 @@ from sim.runtime.compiled.float8 import cast, layout, scale
 from sim.runtime.compiled.graph import Extern, Value
 from sim.runtime.compiled.trace import Gradients, Meta, NotCompilable, Tracer, rule
 from sim.runtime.ops.flash import Flash, flash_backward
+from sim.runtime.ops.ring_sdpa import RingFlash, ring_backward
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
@@ -114,10 +115,15 @@ def attention(t: Tracer, q: Value, k: Value, v: Value, dropout_p: float, kernel:
     like_q = t.pointwise("", q).strides if q.strides is not None else None
 
     def run(tape: Tape, inputs: list[Tensor], _: Tensor | None) -> tuple[Tensor, ...]:
+        if tape.context is not None:
+            shared = tape.context
+            return RingFlash.forward(tape, inputs[0], inputs[1], inputs[2], dropout_p, shared.degree, shared.kind)
         return Flash.forward(tape, inputs[0], inputs[1], inputs[2], dropout_p, causal)
 
     def run_backward(tape: Tape, inputs: list[Tensor], _: Tensor | None) -> tuple[Tensor, ...]:
         g, q_, k_, v_, out_ = inputs[:5]
+        if tape.context is not None:
+            return ring_backward(tape, g, (q_, k_, v_), out_, tape.context.degree, tape.context.kind)
         return flash_backward(tape, g, q_, k_, v_, out_, causal)
 
     metas = (
