@@ -119,6 +119,10 @@ def check_optimizer(
                 document.problem(
                     (*path, name), "Megatron's loop (tensor, data) has an Adam with main weights of its own"
                 )
+        if optimizer.variant != "fused":
+            document.warning(
+                (*path, "variant"), "has no effect: Megatron's Adam is one multi-tensor kernel (tensor, data)"
+            )
         return
     if fsdp is not None and fsdp.cpu_offload and optimizer.name != "adamw":
         document.problem((*path, "name"), "on the CPU (parallel.fsdp.cpu_offload) only adamw is modelled")

@@ -45,6 +45,12 @@ def meetings(program: Program, phase: Phase, path: str) -> list[tuple[str, int]]
     return found
 
 
+def test_a_variant_of_the_optimizer_is_told_to_have_no_effect() -> None:
+    text = TEXT.replace("PARALLEL", TP8) + "optimizer: {variant: for-loop}\n"
+    assert any("no effect" in warning for warning in load_text(text, "tp").warnings)
+    assert not load_text(TEXT.replace("PARALLEL", TP8), "tp").warnings
+
+
 # Who holds what
 
 
