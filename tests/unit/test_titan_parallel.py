@@ -33,6 +33,7 @@ FORMS = {
     "selective": "checkpoint: {save: [attention, every_second_matmul]}\n",
     "compiled": "compile: {}\n",
     "compiled, selective": "compile: {}\ncheckpoint: {save: [attention, every_second_matmul]}\n",
+    "compiled, tensorwise": "compile: {}\nstrategies: {a: {precision: {float8: tensorwise}}}\n",
     "compiled, rowwise": "compile: {}\nstrategies: {a: {precision: {float8: rowwise}}}\n",
 }
 
@@ -72,6 +73,22 @@ def test_a_layer_gathers_twice_and_scatters_twice_each_way(form: str) -> None:
     assert {kind: backward[kind] for kind in twice} == twice
     assert backward["all_reduce"] == 2  # the norms' gradients, before FSDP reduces them
     assert meetings(program, Phase.LOSS, "tp")["all_reduce"] == 3
+
+
+def test_with_one_scale_per_tensor_tokens_are_cast_before_they_are_gathered() -> None:
+    dtypes = []
+    for form in ("compiled", "compiled, rowwise", "compiled, tensorwise"):
+        program = record(setup_of(TENSOR, FORMS[form], accumulation=1), 1)
+        gathers = [c for c in program.collectives if (c.kind, c.group) == ("all_gather", "tp")]
+        dtypes.append({(c.dtype, c.bytes) for c in gathers})
+    h = 512
+    whole = 2 * 256 * h
+    assert dtypes == [
+        {("bf16", 2 * whole)},
+        {("bf16", 2 * whole)},
+        {("bf16", 2 * whole), ("fp8", whole)},
+    ]  # the head: 16 bit
+    assert meetings(program, Phase.FORWARD, "tp", "layers.3")["all_reduce"] == 2
 
 
 def test_what_selective_recomputation_keeps_is_not_scattered_again() -> None:

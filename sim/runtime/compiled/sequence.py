@@ -6,6 +6,7 @@ from typing import Literal
 
 from sim.program.kernels import Collective
 from sim.program.program import COMPUTE
+from sim.runtime.compiled.float8 import cast
 from sim.runtime.compiled.graph import Extern, Value
 from sim.runtime.compiled.trace import Gradients, Meta, Tracer, rule
 from sim.runtime.ops.tensor_parallel import GROUP
@@ -30,6 +31,29 @@ def _collective(t: Tracer, kind: Kind, x: Value, shape: tuple[int, ...], ranks: 
 
 
 def _gathered(t: Tracer, x: Value, ranks: int) -> Value:
+    """With one scale per tensor what 8-bit products read is cast before it is gathered (torchao's Float8ColwiseParallel and
+    PrepareFloat8ModuleInput; gradients in Float8RowwiseParallel): the ranks agree on the scale."""
+    if t.float8 != "tensorwise":
+        return _together(t, x, ranks)
+    largest = t.reduction("aten.max", t.pointwise("aten.abs", x), ())
+    agreed = _agreed(t, largest, ranks)
+    by = t.pointwise("aten.reciprocal", agreed, dtype="fp32")
+    y = _together(t, cast(t, x, by), ranks)
+    t.scaled[y.storage] = by, x.dtype
+    return y
+
+
+def _agreed(t: Tracer, x: Value, ranks: int) -> Value:
+    """One number that all ranks have."""
+
+    def run(tape: Tape, inputs: list[Tensor], _: Tensor | None) -> tuple[Tensor, ...]:
+        tape.recorder.collective(Collective("all_reduce", 4, GROUP, ranks, "fp32"), COMPUTE)
+        return (tape.empty((), x.dtype),)
+
+    return t.extern("_c10d_functional.all_reduce", (x,), Extern(run), Meta((), x.dtype))[0]
+
+
+def _together(t: Tracer, x: Value, ranks: int) -> Value:
     batch, tokens, *rest = x.shape
     pieces = _collective(t, "all_gather", x, (ranks * batch, tokens, *rest), ranks)
     whole = (batch, ranks * tokens, *rest)
