@@ -246,6 +246,38 @@ def check_under_pipeline(
         document.problem(("model", "loss_chunks"), only)
 
 
+def check_grad_scaler(
+    document: Document,
+    precision: PrecisionSection,
+    parallel: ParallelSection,
+    optimizer: OptimizerSection | None,
+    mode: str,
+) -> None:
+    """It divides fp32 gradients of whole parameters, between backward and the step."""
+    path = ("precision", "grad_scaler")
+    if not precision.grad_scaler:
+        return
+    if precision.compute != "fp16" or precision.parameters != "fp32" or precision.autocast is False:
+        document.problem(
+            path, "is for fp16 autocast: parameters: fp32, compute: fp16 (fp16 gradients cannot be unscaled)"
+        )
+    taken = [
+        n
+        for n in ("fsdp", "fsdp1", "zero", "tensor", "data", "context", "pipeline")
+        if getattr(parallel, n) is not None
+    ]
+    for name in taken:
+        document.problem(path, f"is modelled on one GPU and under ddp only, not with parallel.{name}")
+    if optimizer is None or mode != "train":
+        document.problem(path, "without an optimizer's step there is nothing to check gradients for")
+        return
+    for name in ("in_backward", "master_weights", "offload"):
+        if getattr(optimizer, name):
+            document.problem(path, f"is not modelled with optimizer.{name}")
+    if optimizer.name == "adamw-8bit":
+        document.problem(path, "is not modelled with optimizer.name adamw-8bit")
+
+
 def check_precision(
     document: Document, precision: PrecisionSection, fsdp: FsdpSection | Fsdp1Section | ZeroSection | None, cluster: Cluster,
     model: AnyModel | None,

@@ -16,6 +16,7 @@ from sim.scenario.consistency import (
     check_allocator,
     check_batch,
     check_fsdp,
+    check_grad_scaler,
     check_megatron_parallel,
     check_mode,
     check_names,
@@ -155,6 +156,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
         check_fp8_beside(document, precision, cluster)
+        check_grad_scaler(document, precision, parallel, sections.get("optimizer"), sections.get("mode") or "train")
         check_fp8_checkpoint(document, precision, checkpoint)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         if parallel.zero is not None:

@@ -277,6 +277,9 @@ class PrecisionSection(Section):
     float8: Literal["tensorwise", "rowwise"] | None = None
     """Products of the blocks' linear layers in 8 bit, as torchao's Float8Linear with dynamic scales: one per tensor, or per
     row. The head stays in the compute dtype. Needs `compile`. Default: null."""
+    grad_scaler: bool = False
+    """torch.amp.GradScaler around fp16 autocast: the loss is scaled, gradients are divided and checked before the step; unless
+    the optimizer is fused, the host waits to read whether any overflowed. Default: false."""
     fp8: Literal["delayed", "tensorwise", "mxfp8"] | None = None
     """megatron: products of the layers' linear parts (qkv, proj, fc1, fc2, experts) in 8 bit by Transformer Engine, with
     scales from earlier steps (delayed), per tensor as it is (tensorwise), or per 32 numbers (mxfp8, from Blackwell on).
