@@ -187,15 +187,8 @@ FEATURES = (
         needed=lambda f: f.tp > 1,
         value=lambda f: {
             "degree": f.tp,
-            "sequence_parallel": f.says("sp", "^yes" if f.text.get("sp") or not has_experts(f) else "")
-            or software_of(f).llama == "torchtitan",
+            "sequence_parallel": f.says("sp", "^yes" if f.text.get("sp") or not has_experts(f) else ""),
         },
-    ),
-    Feature(
-        name="asynchronous tensor parallelism",
-        path="parallel.tensor.asynchronous",
-        needed=lambda f: f.tp > 1 and f.says("notes", r"async ?tp"),
-        without="asynchronous tensor parallelism is played with collectives that block",
     ),
     Feature(
         name="pipeline parallelism",
@@ -268,6 +261,12 @@ FEATURES = (
         path="checkpoint.discard",
         needed=lambda f: bool(_parts(f, DISCARDED)) and fp8_recipe(f) is None,
         value=lambda f: _parts(f, DISCARDED),
+    ),
+    Feature(
+        name="asynchronous tensor parallelism",
+        path="parallel.tensor.asynchronous",
+        needed=lambda f: f.tp > 1 and f.says("notes", r"async ?tp"),
+        without="asynchronous tensor parallelism is played with collectives that block",
     ),
     Feature(
         name="recomputation by a memory budget or of other parts",

@@ -122,7 +122,10 @@ def plan_of(facts: Facts) -> Plan:
     assumptions += left_out(facts)
     if software.extra:
         assumptions.append(software.extra)
-    return Plan(facts, software, _merged(document, sections(facts)), tuple(assumptions))
+    made = _merged(document, sections(facts))
+    if made["model"]["implementation"] == "torchtitan" and made["parallel"].get("tensor"):
+        made["parallel"]["tensor"]["sequence_parallel"] = True  # as its plan has it
+    return Plan(facts, software, made, tuple(assumptions))
 
 
 def unprinted(facts: Facts) -> list[str]:
