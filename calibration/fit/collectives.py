@@ -79,11 +79,11 @@ def _fit_card(result: FamilyFit, profile: str, rows: pd.DataFrame) -> None:
         wire = np.array([wire_bytes(kind, size, ranks) for size in table.bytes])
         us = table["median"].to_numpy(float)
         out = np.arange(len(us)) % 2 == 1
-        half = _two_protocols(wire[~out], us[~out])
+        half = two_protocols(wire[~out], us[~out])
         predicted = predict_us(wire[out], **half)
         if kind in SCORED:
             held.append((wire[out], us[out], predicted))
-        whole = _two_protocols(wire, us)
+        whole = two_protocols(wire, us)
         if profile not in NOT_SHIPPED:
             errors = Errors.of(predicted, us[out])
             ratio = np.asarray(table["max"] / table["min"], float)
@@ -108,7 +108,7 @@ def _fit_card(result: FamilyFit, profile: str, rows: pd.DataFrame) -> None:
     result.clouds.append(Cloud(f"{profile} NCCL, sizes not fitted", wire, us, predicted, "bytes on the wire"))
 
 
-def _two_protocols(wire: Floats, us: Floats) -> dict[str, float]:
+def two_protocols(wire: Floats, us: Floats) -> dict[str, float]:
     top = float((wire / us).max()) / 1e3
     starts = [
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -52,6 +53,11 @@ def as_yaml(head: dict[str, Any], figures: dict[str, Figure]) -> str:
     lines = ["# Written by calibration.fit; change the scripts or given.yaml there, not this file."]
     for key, value in head.items():
         lines.append(f"{key}: {json.dumps(value) if isinstance(value, str) else _inline(value)}")
+    return "\n".join([*lines, *figure_lines(figures)]) + "\n"
+
+
+def figure_lines(figures: dict[str, Figure], order: Sequence[str] = ORDER) -> list[str]:
+    """The figures as nested groups of YAML, an empty line before each group."""
     tree: Tree = {}
     for name, figure in figures.items():
         *path, leaf = name.split(".")
@@ -59,10 +65,11 @@ def as_yaml(head: dict[str, Any], figures: dict[str, Figure]) -> str:
         for part in path:
             node = node.setdefault(part, {})
         node[leaf] = figure
-    for group in ORDER:
+    lines = []
+    for group in order:
         if group in tree:
             lines += ["", f"{group}:", *_group(tree[group], 1, ("", "", "", None))]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _inline(value: Any) -> str:

@@ -51,6 +51,7 @@ DISCARDED = (
     (r"recompute-norm|\+ norm|layernorm", "norm"),
     (r"recompute-swiglu|activation func|moe_act", "activation"),
 )
+REGIONS = "|".join(words for words, _ in INSIDE)
 PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
 REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
 STATES = r"opt|param|master|gradient|quants|residual"

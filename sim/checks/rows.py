@@ -14,7 +14,8 @@ from typing import Any
 from sim.checks.eight_bit import compiled, fp8_recipe
 from sim.checks.experts import has_experts, preset_of, unprinted_experts
 from sim.checks.facts import SHAPES, Facts, whole
-from sim.checks.features import DISCARDED, INSIDE, PARTS, NotExpressible, left_out, missing, recomputed, sections
+from sim.checks.features import DISCARDED, PARTS, REGIONS, NotExpressible, left_out, missing, recomputed, sections
+from sim.checks.megatron_age import as_of
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.checks.training import is_four_bit
@@ -122,7 +123,7 @@ def plan_of(facts: Facts) -> Plan:
     assumptions += left_out(facts)
     if software.extra:
         assumptions.append(software.extra)
-    made = _merged(document, sections(facts))
+    made = as_of(software.megatron, _merged(document, sections(facts)))
     if made["model"]["implementation"] == "torchtitan" and made["parallel"].get("tensor"):
         made["parallel"]["tensor"]["sequence_parallel"] = True  # as its plan has it
     return Plan(facts, software, made, tuple(assumptions))
@@ -315,7 +316,7 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
     label = recomputed(facts).lower()
     stop: Sections = {} if software.early_stop else {"early_stop": False}
-    if software.reentrant and not re.search(PARTS, label):
+    if software.reentrant and (re.search(REGIONS, label) or not re.search(PARTS, label)):
         stop = {"reentrant": True}
     if not label and software.recompute:
         label = software.recompute
@@ -326,7 +327,7 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
         return None
     if fp8_recipe(facts) and any(re.search(words, label) for words, _ in DISCARDED):
         assumptions.append("norms and activations that are made again are played as saved in 8 bit")
-        if not re.search("|".join(words for words, _ in INSIDE), label):
+        if not re.search(REGIONS, label):
             return None
     share = re.search(r"1/(\d+)|every[ _-]?(\d+)", label)
     if share:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sim.checks.facts import Facts
+from sim.checks.megatron_age import MegatronAge
 
 Counter = Literal["allocated", "active", "reserved", "device"]
 
@@ -44,6 +45,8 @@ class Software:
     """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
     swiglu_fusion: bool | None = None
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
+    megatron: MegatronAge = "core"
+    """Where it imitates Megatron: of which age (`megatron_age`)."""
     reentrant: bool = False
     """Its recomputation is reentrant: a backward within the backward, which never stops early."""
     compiled_loss: bool = False
@@ -147,12 +150,25 @@ KNOWN = (
         sharding="fsdp2",
     ),
     Software(
-        name="Megatron-DeepSpeed",
-        pattern="bigscience|megatron-deepspeed|vtrain",
+        name="BigScience's Megatron-DeepSpeed",
+        pattern="bigscience",
         gpt="megatron",
         llama="megatron",
         reentrant=True,
         framework="megatron-deepspeed",
+        megatron="2021",
+        sharding="none",
+        memory="device",
+        since_start=True,
+    ),
+    Software(
+        name="Megatron-DeepSpeed",
+        pattern="megatron-deepspeed|vtrain",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        framework="megatron-deepspeed",
+        megatron="2022",
         sharding="none",
         memory="device",
         since_start=True,
@@ -196,8 +212,28 @@ KNOWN = (
         swiglu_fusion=False,
     ),
     Software(
+        name="Megatron of 2021",
+        pattern="narayanan|ptd-p|dlperf",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        megatron="2021",
+        sharding="none",
+        since_start=True,
+    ),
+    Software(
+        name="Megatron of 2022",
+        pattern="korthikanti",
+        gpt="megatron",
+        llama="megatron",
+        reentrant=True,
+        megatron="2022",
+        sharding="none",
+        since_start=True,
+    ),
+    Software(
         name="Megatron",
-        pattern="megatron|korthikanti|narayanan|ptd-p|zero.bubble|simumax|dlperf|libai",
+        pattern="megatron|zero.bubble|simumax|libai",
         gpt="megatron",
         llama="megatron",
         reentrant=True,

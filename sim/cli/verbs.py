@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim import __version__
+from sim.cli.calibrate import calibrate
 from sim.cli.cost import cost
 from sim.cli.diff import diff
 from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
@@ -33,6 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cost, name="cost")
+app.command()(calibrate)
 app.command()(explain)
 app.command()(diff)
 app.command()(report)

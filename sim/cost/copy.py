@@ -16,6 +16,8 @@ from sim.program.kernels import CopyDirection
 
 Direction = CopyDirection
 NUMA_HALVES = 2
+HOST_LINK = "host_link."
+"""Before the name of a figure of host_links.yaml, in a profile of one's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class HostLinks:
 def host_links(figures: Figures, gpu: Gpu, gpus_per_node: int) -> HostLinks:
     """The links of one of `gpus_per_node` GPUs that copy at the same time."""
     down, up = (figures[f"copy.{way}_gb_per_s"] * 1e9 for way in ("device_to_host", "host_to_device"))
-    host = Figures("host_links.yaml", dict(host_figures(gpu)))
+    measured = {name.removeprefix(HOST_LINK): f for name, f in figures if name.startswith(HOST_LINK)}
+    host = Figures("host_links.yaml", {**dict(host_figures(gpu)), **measured})
     if "gpu_gb_per_s" in host:
         memory = host["gpu_gb_per_s"] * 1e9 / (2 if "shared by two" in gpu.host_link else 1)
     else:

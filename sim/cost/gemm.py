@@ -67,7 +67,7 @@ class GemmForm:
 
     @classmethod
     def of(cls, figures: Figures, gpu: Gpu, dtype: str = "bf16") -> GemmForm:
-        """The form for products of `dtype`: fp8 has figures of its own where it was measured."""
+        """The form for products of `dtype`: fp8 (in a profile of one's own any) has figures of its own if measured."""
         root = gemm_root(figures, dtype)
         return cls(
             gpu=gpu,
@@ -132,8 +132,8 @@ def overhead_share(gpu: Gpu, dtype: str) -> float:
 
 
 def gemm_root(figures: Figures, dtype: str) -> str:
-    """Prefix of the figures for products of `dtype`."""
-    return "gemm.fp8" if dtype == "fp8" and "gemm.fp8.efficiency" in figures else "gemm"
+    """Prefix of the figures for products of `dtype`: of its own where it was measured, else those of 16 bit."""
+    return f"gemm.{dtype}" if f"gemm.{dtype}.efficiency" in figures else "gemm"
 
 
 def is_misaligned(work: Gemm) -> bool:

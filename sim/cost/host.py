@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from sim.cost.figures import CostError, Figure, Figures, unknown
 from sim.cost.profile import flatten, read_yaml
 from sim.program.kernels import HostWork
+
+MEASURED_FRAMEWORK, NO_HOST = "eager", "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,15 @@ class HostForm:
     def event_ns(self) -> int:
         """Recording an event, or making a stream wait for one."""
         return self._ns("event_us")
+
+    def measured_as(self, figures: Figures) -> HostForm:
+        """With the host times among a profile's own figures: the driver's for every framework; those of launches and
+        Python, which were measured in eager mode, for that one."""
+        prefix = "host." if self.framework == MEASURED_FRAMEWORK else "host.driver."
+        own = {name.removeprefix("host."): figure for name, figure in figures if name.startswith(prefix)}
+        if not own or self.framework == NO_HOST:
+            return self
+        return replace(self, figures=Figures(self.framework, {**self.figures.by_name, **own}))
 
     def work_ns(self, work: HostWork) -> int:
         """`work.count` times the named work or driver call. Raises CostError for a name without a figure."""

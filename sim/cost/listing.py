@@ -102,7 +102,7 @@ def ask_kernel(model: CostModel, work: Work, name: str = "kernel") -> Answer:
     flops_per_s = work.flops / seconds
     return Answer(
         ns=ns,
-        relative_sigma=model.uncertainty(work),
+        relative_sigma=model.uncertainty(work, name),
         flops_per_s=flops_per_s,
         peak_share=flops_per_s / (tensor_peak_flops_per_ns(model.gpu) * 1e9),
         bytes_per_s=work.bytes / seconds,

@@ -13,18 +13,22 @@ from dataclasses import dataclass, field, fields, replace
 
 from sim.cost.attention import AttentionForm, AttentionTime, attention_root
 from sim.cost.collective import CollectiveCost, CollectiveForm, Placement
-from sim.cost.copy import CopyCost, Direction, HostLinks, copy_cost, host_figures, host_links
+from sim.cost.copy import HOST_LINK, CopyCost, Direction, HostLinks, copy_cost, host_figures, host_links
 from sim.cost.figures import CostError, Figure, unknown
 from sim.cost.gemm import GemmForm, GemmTime, gemm_root
 from sim.cost.gpu import Gpu
 from sim.cost.host import HostForm, load_framework
-from sim.cost.memory import MemoryForm, MemoryTime
+from sim.cost.measured import Timing
+from sim.cost.memory import MemoryForm, MemoryTime, memory_root
 from sim.cost.overlap import ALONE, LEVELS, OverlapForm
+from sim.cost.own import own_profile_for
 from sim.cost.profile import Profile, profile_for, with_gemm_efficiency
 from sim.cost.uncertainty import attention_sigma, collective_sigma, gemm_sigma, memory_sigma
 from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
+from sim.scenario.names import is_own_profile
 
 KernelWork = Gemm | Attention | Memory
+MEASURED_FORM = "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class CostModel:
     overlap: OverlapForm
     attention_kernel: str | None = None
     """Generation that is timed where SDPA runs flash attention; None: flash2 as recorded."""
-    _alone_ns: dict[Work, int] = field(default_factory=dict, repr=False)
+    _alone_ns: dict[Kernel, int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def for_gpu(
@@ -63,7 +67,8 @@ class CostModel:
         gemm_efficiency: float | None = None,
         attention_kernel: str | None = None,
     ) -> CostModel:
-        """The model for `gpu`. `profile_name` None: the profile of this GPU, or one assumed from its datasheet.
+        """The model for `gpu`. `profile_name` None: the profile of this GPU, or one assumed from its datasheet; the path
+        of a .yaml file: a profile of one's own, with the host times and the device that were measured.
 
         `network_bytes_per_s`: one GPU's line rate to other nodes, per direction (None: the usual node's).
         `gemm_efficiency`: the fraction of the dense peak that large matrix products sustain on one's own card, power
@@ -71,7 +76,11 @@ class CostModel:
         time in place of SDPA's flash attention. Raises CostError (a ValueError) for a profile, framework or kernel
         that does not exist, listing those that do.
         """
-        profile = profile_for(gpu, profile_name)
+        if profile_name is not None and is_own_profile(profile_name):
+            profile = own_profile_for(gpu, profile_name)
+        else:
+            profile = profile_for(gpu, profile_name)
+        gpu = profile.device or gpu
         if gemm_efficiency is not None:
             profile = with_gemm_efficiency(profile, gemm_efficiency)
         known = profile.figures.under("attention")
@@ -80,18 +89,30 @@ class CostModel:
         return cls(
             gpu=gpu,
             profile=profile,
-            host=load_framework(framework),
+            host=load_framework(framework).measured_as(profile.figures),
             collectives=CollectiveForm.of(profile.figures, gpu, network_bytes_per_s),
             overlap=OverlapForm.of(profile.figures, gpu),
             attention_kernel=attention_kernel,
         )
 
     def kernel_ns(self, kernel: Kernel) -> int:
-        """Duration of `kernel` with the GPU to itself."""
+        """Duration of `kernel` with the GPU to itself: as measured where this very work was, else by its form."""
+        if kernel not in self._alone_ns:
+            self._alone_ns[kernel] = self._price(kernel)
+        return self._alone_ns[kernel]
+
+    def _price(self, kernel: Kernel) -> int:
         work = kernel.work
-        if work not in self._alone_ns:
-            self._alone_ns[work] = work.duration_ns if isinstance(work, Fixed) else round(self._time(work).total_ns)
-        return self._alone_ns[work]
+        if isinstance(work, Fixed):
+            return work.duration_ns
+        timing = self.measured(kernel)
+        return round(self._time(work, kernel.name).total_ns) if timing is None else timing.ns
+
+    def measured(self, kernel: Kernel) -> Timing | None:
+        """The time of this very work, where the profile is the user's own and has it."""
+        if isinstance(kernel.work, Fixed):
+            return None
+        return self.profile.measured.find(kernel, self._run(kernel.work))
 
     def contended_ns(self, kernel: Kernel, level: int) -> int:
         """Duration at a contention level: 0 alone, 1 a copy engine is busy, 2 a collective runs on the same GPU."""
@@ -113,21 +134,24 @@ class CostModel:
         """What copies of one GPU share, with `gpus_per_node` of them copying alike."""
         return host_links(self.profile.figures, self.gpu, gpus_per_node)
 
-    def uncertainty(self, work: Work) -> float:
-        """Relative sigma of the time of `work`, from the spread between sources; 0 where the duration is given.
+    def uncertainty(self, work: Work, name: str = "") -> float:
+        """Relative sigma of the time of `work` (of the kernel called `name`), from the spread between sources, or of the
+        user's own rounds; 0 where the duration is given.
 
         It is shared by the kernels of a family, so over a step their errors add up: sum sigma * time by family.
         """
         if isinstance(work, Fixed):
             return 0.0
-        figures, time = self.profile.figures, self._time(work)
+        if (timing := self.measured(Kernel(name, work))) is not None:
+            return timing.relative_sigma
+        figures, time = self.profile.figures, self._time(work, name)
         work = self._run(work)
         if isinstance(work, Gemm) and isinstance(time, GemmTime):
             return gemm_sigma(figures, work, time)
         if isinstance(work, Attention) and isinstance(time, AttentionTime):
             return attention_sigma(figures, work, time)
         assert isinstance(work, Memory) and isinstance(time, MemoryTime)
-        return memory_sigma(figures, work, time)
+        return memory_sigma(figures, work, time, name)
 
     def collective_uncertainty(self, collective: Collective, placement: Placement) -> float:
         """Relative sigma of a collective's time alone."""
@@ -161,28 +185,33 @@ class CostModel:
         levels = tuple(self.contended_ns(kernel, level) for level in LEVELS)
         if isinstance(work, Fixed):
             return Explanation(kernel.name, "fixed", "given", {"duration_ns": levels[ALONE]}, levels, {})
-        time = self._time(work)
+        if (timing := self.measured(kernel)) is not None:
+            parts = {"measured_ns": timing.ns, "relative_spread": timing.relative_sigma}
+            return Explanation(kernel.name, MEASURED_FORM, "measured here", parts, levels, {})
+        time = self._time(work, kernel.name)
         parts = {f.name: getattr(time, f.name) for f in fields(time)}
-        form, prefixes = self._form_name(self._run(work))
+        form, prefixes = self._form_name(self._run(work), kernel.name)
         prefixes = (*prefixes, "overlap.")
         used = {n: f for n, f in self.profile.figures if n.rpartition(".")[0] + "." in prefixes}
         return Explanation(kernel.name, form, time.bound, parts, levels, used)
 
     def labels(self) -> Iterator[tuple[str, Figure]]:
         """Every figure of this model by dotted name: the profile's, then the framework's under "host."."""
-        yield from self.profile.figures
+        own = dict(self.profile.figures)
+        yield from ((name, figure) for name, figure in own.items() if not name.startswith("host."))
         for name, figure in self.host.figures:
             yield f"host.{name}", figure
         for name, figure in host_figures(self.gpu):
-            yield f"host_link.{name}", figure
+            if HOST_LINK + name not in own:
+                yield HOST_LINK + name, figure
 
-    def _time(self, work: KernelWork) -> GemmTime | AttentionTime | MemoryTime:
+    def _time(self, work: KernelWork, name: str = "") -> GemmTime | AttentionTime | MemoryTime:
         figures, work = self.profile.figures, self._run(work)
         if isinstance(work, Gemm):
             return GemmForm.of(figures, self.gpu, work.dtype).time(work)
         if isinstance(work, Attention):
             return AttentionForm.of(figures, self.gpu, work).time(work)
-        return MemoryForm.of(figures, self.gpu, work.family).time(work)
+        return MemoryForm.of(figures, self.gpu, work.family, name).time(work)
 
     def _run(self, work: KernelWork) -> KernelWork:
         """The work as the chosen attention kernel does it."""
@@ -190,7 +219,7 @@ class CostModel:
             return replace(work, generation=self.attention_kernel)
         return work
 
-    def _form_name(self, work: KernelWork) -> tuple[str, tuple[str, ...]]:
+    def _form_name(self, work: KernelWork, name: str) -> tuple[str, tuple[str, ...]]:
         """A form's name and the groups of figures that it reads."""
         figures = self.profile.figures
         if isinstance(work, Gemm):
@@ -198,4 +227,4 @@ class CostModel:
         if isinstance(work, Attention):
             root, head_dim = attention_root(figures, work)
             return "attention", (f"{root}.", f"{root}.d{head_dim}.")
-        return f"memory: {work.family}", (f"memory.{work.family}.",)
+        return f"memory: {work.family}", (f"{memory_root(figures, work.family, name)}.",)

@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 
 from sim.cost.figures import CARRIED_SIGMA, LABELS, CostError, Figure, Figures, Label, carry, unknown
 from sim.cost.gpu import Gpu, fabric_bytes_per_s, tensor_peak_flops_per_ns
+from sim.cost.measured import NOTHING_MEASURED, MeasuredTable
 
 EVIDENCE = ("label", "source", "error", "sigma")
 HEADER = ("description", "gpus", "like", "like_sigma", "scaled_by")
@@ -33,12 +34,17 @@ HOPPER_FLOPS_PER_S = 700e12
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Figures for one GPU; `gpus` are the catalogue names that use it when no profile is named."""
+    """Figures for one GPU; `gpus` are the catalogue names that use it when no profile is named.
+
+    A profile of one's own (`sim.cost.own`) has the `device` that was measured, and times of single pieces of work.
+    """
 
     name: str
     description: str
     gpus: tuple[str, ...]
     figures: Figures
+    device: Gpu | None = None
+    measured: MeasuredTable = NOTHING_MEASURED
 
 
 def profile_names() -> list[str]:

@@ -13,7 +13,7 @@ from sim.cost.attention import AttentionTime, attention_root
 from sim.cost.collective import CollectiveCost, Placement, figure_names
 from sim.cost.figures import Figures
 from sim.cost.gemm import GemmTime, gemm_root, is_misaligned
-from sim.cost.memory import MemoryTime
+from sim.cost.memory import MemoryTime, memory_root
 from sim.program.kernels import Attention, Collective, Gemm, Memory
 
 
@@ -38,9 +38,9 @@ def attention_sigma(figures: Figures, work: Attention, time: AttentionTime) -> f
     return hypot(time.tensor_ns * rate, time.memory_ns * memory, time.fixed_ns * fixed) / time.total_ns
 
 
-def memory_sigma(figures: Figures, work: Memory, time: MemoryTime) -> float:
+def memory_sigma(figures: Figures, work: Memory, time: MemoryTime, kernel: str = "") -> float:
     """Relative sigma of a memory-bound kernel's time."""
-    root = f"memory.{work.family}"
+    root = memory_root(figures, work.family, kernel)
     eta, fixed = figures.sigma(f"{root}.bandwidth_efficiency"), figures.sigma(f"{root}.fixed_us")
     return _weighted(time.total_ns, time.fixed_ns, fixed, eta)
 

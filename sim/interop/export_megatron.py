@@ -62,6 +62,7 @@ def _network(model: ModelConfig) -> Iterator[str]:
         "--untie-embeddings-and-output-weights": not model.tied_embeddings,
         "--no-bias-gelu-fusion": model.family == "gpt" and not model.bias_gelu_fusion,
         "--no-bias-dropout-fusion": not model.bias_dropout_fusion,
+        "--no-persist-layer-norm": not model.persistent_norm,
         "--attention-backend unfused": model.attention == "unfused",
     }
     yield from (flag for flag, is_set in flags.items() if is_set)
@@ -125,6 +126,8 @@ def _parallel(setup: Setup) -> Iterator[str]:
             yield f"--pipeline-model-parallel-layout 'E{layout}L'"
         elif pipeline.chunks > 1:
             yield f"--num-virtual-stages-per-pipeline-rank {pipeline.chunks}"
+        if pipeline.chunks > 1 and not pipeline.overlap_p2p:
+            yield "--no-overlap-p2p-communication"
     if (data := setup.data) is not None:
         flags = {
             "--use-distributed-optimizer": data.distributed_optimizer,

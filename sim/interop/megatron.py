@@ -127,6 +127,8 @@ def _put_layer_choices(draft: Draft, family: Family) -> None:
         choose(draft, "dropout", hidden, "hidden-dropout", "attention-dropout", what=f"dropout {hidden}")
     fused = not draft.has("no-bias-dropout-fusion")
     choose(draft, "bias_dropout_fusion", fused, "no-bias-dropout-fusion", what="dropout and residual apart")
+    persistent = not draft.has("no-persist-layer-norm")
+    choose(draft, "persistent_norm", persistent, "no-persist-layer-norm", what="persistent kernels for norms")
     if family == "gpt":
         fused = not draft.has("no-bias-gelu-fusion") and biased
         choose(draft, "bias_gelu_fusion", fused, "no-bias-gelu-fusion", what="bias and GELU in one kernel")

@@ -107,6 +107,9 @@ def _put_data(draft: Draft, data: int) -> None:
     draft.put("parallel.data.gradient_accumulation_fusion", fused, "no-gradient-accumulation-fusion")
 
 
+P2P = "no-overlap-p2p-communication"
+
+
 def _put_pipeline(draft: Draft, pipeline: int, layers: int) -> int:
     """Stages, schedule and layers per stage; the number of stages over all ranks."""
     layout = draft.get("pipeline-model-parallel-layout")
@@ -129,7 +132,7 @@ def _put_pipeline(draft: Draft, pipeline: int, layers: int) -> int:
             draft.problem(names[0], f"{layers} layers on {pipeline} ranks do not come in stages of {size}")
             return pipeline
     if pipeline == 1:
-        for name in ("pipeline-model-parallel-size", *names):
+        for name in ("pipeline-model-parallel-size", *names, P2P):
             draft.use(name, "one stage")
         return 1
     draft.put("parallel.pipeline.degree", pipeline, "pipeline-model-parallel-size")
@@ -138,6 +141,9 @@ def _put_pipeline(draft: Draft, pipeline: int, layers: int) -> int:
     draft.put("parallel.pipeline.schedule", schedule, *(names if chunks > 1 else []), note=note)
     if chunks > 1:
         draft.put("parallel.pipeline.virtual", chunks, *names)
+        draft.put("parallel.pipeline.overlap_p2p", not draft.has(P2P), P2P)
+    else:
+        draft.use(P2P, "one stage per rank: compute waits for what is sent")
     stages = pipeline * chunks
     placement = placement or _placement(draft, layers, stages)
     if placement is not None:

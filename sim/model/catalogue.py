@@ -33,7 +33,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
         "keep_logits": True,
     },
     ("llama", "megatron"): {"norm": "fused", "rope": "fused", "gqa": "sdpa", "logits": "loss_upcast"}
-    | {"bias_dropout_fusion": True, "swiglu_fusion": True},
+    | {"bias_dropout_fusion": True, "swiglu_fusion": True, "persistent_norm": True},
     ("gpt", "nanogpt"): GPT_BLOCKS | {"activation": "gelu_tanh", "logits": "keep_dtype"},
     ("gpt", "transformers"): GPT_BLOCKS
     | {"activation": "gelu_new", "dropout": 0.1, "logits": "loss_upcast", "keep_logits": True},
@@ -44,6 +44,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
         "attention": "unfused",
         "bias_gelu_fusion": True,
         "bias_dropout_fusion": True,
+        "persistent_norm": True,
         "logits": "loss_upcast",
     },
     **encoders.DEFAULTS,
@@ -52,7 +53,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 
 
 NO_FUSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(
-    ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion"), (False,)
+    ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion", "persistent_norm"), (False,)
 )
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
@@ -79,14 +80,14 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
     | {"activation": ("silu", "squared_relu")}
     | {"logits": ("loss_upcast",), "loss_chunks": (1,)}
-    | {"bias_dropout_fusion": (True,), "swiglu_fusion": (False, True)},
+    | {"bias_dropout_fusion": (True,), "swiglu_fusion": (False, True), "persistent_norm": (False, True)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
     ("gpt", "transformers"): GPT_CODE
     | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh"), "loss_chunks": (1,)},
     ("gpt", "megatron"): GPT_CODE
     | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)}
     | {"input_gradients": (False,)}
-    | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion"), (False, True)),
+    | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True)),
     **encoders.CHOICES,
 }
 """What each code can do instead; a field that is not named here takes any value."""

@@ -84,6 +84,8 @@ class ModelConfig:
     """Megatron: silu(gate) * value in one kernel, which keeps their common input alone."""
     bias_dropout_fusion: bool = False
     """Megatron: residual + dropout(x + bias) in one kernel."""
+    persistent_norm: bool = False
+    """Megatron: norms by kernels that keep a row in registers (apex's FastLayerNorm, Transformer Engine)."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] = "loss_upcast"
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool = False

@@ -34,6 +34,7 @@ DEFAULTS: dict[tuple[Family, Implementation], Fields] = {
         "attention": "unfused",
         "bias_gelu_fusion": True,
         "bias_dropout_fusion": True,
+        "persistent_norm": True,
         "logits": "loss_upcast",
     },
     ("t5", "transformers"): {
@@ -58,6 +59,7 @@ DEFAULTS: dict[tuple[Family, Implementation], Fields] = {
         "attention": "unfused",
         "bias_gelu_fusion": True,
         "bias_dropout_fusion": True,
+        "persistent_norm": True,
         "logits": "loss_upcast",
     },
     ("vit", "transformers"): {
@@ -79,6 +81,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "bias_gelu_fusion": (False,),
     "swiglu_fusion": (False,),
     "bias_dropout_fusion": (False,),
+    "persistent_norm": (False,),
     "logits": ("keep_dtype",),
     "loss_chunks": (1,),
 }
@@ -96,7 +99,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("bert", "megatron"): _COMMON
     | _LAYER_NORM
     | {"qkv_bias": (False,), "head": ("pretraining",), "logits": ("loss_upcast",)}
-    | {"bias_gelu_fusion": (False, True), "bias_dropout_fusion": (False, True)},
+    | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True)),
     ("t5", "transformers"): _COMMON
     | {
         "norm": ("manual",),
@@ -110,7 +113,8 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("t5", "megatron"): _COMMON
     | _LAYER_NORM
     | {"qkv_bias": (False,), "relative_buckets": (0,), "tied_embeddings": (True,), "attention": ("unfused",)}
-    | {"bias_gelu_fusion": (False, True), "bias_dropout_fusion": (False, True), "logits": ("loss_upcast",)},
+    | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True))
+    | {"logits": ("loss_upcast",)},
     ("vit", "transformers"): _COMMON
     | _LAYER_NORM
     | {"head": ("classification",), "tied_embeddings": (False,), "vocab": (0,)},

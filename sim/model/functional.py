@@ -41,6 +41,16 @@ def layer_norm(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
     return call("layer_norm", x, weight.tensor, bias.tensor if bias is not None else None)
 
 
+def persistent_rms_norm(x: Tensor, weight: Parameter) -> Tensor:
+    """rms_norm by a kernel that keeps a row in registers (Transformer Engine)."""
+    return call("persistent_rms_norm", x, weight.tensor)
+
+
+def persistent_layer_norm(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+    """layer_norm by a kernel that keeps a row in registers (apex's FastLayerNorm, Transformer Engine)."""
+    return call("persistent_layer_norm", x, weight.tensor, bias.tensor)
+
+
 def scale_by(x: Tensor, weight: Parameter, weight_first: bool = False) -> Tensor:
     """x * weight over the last dimension (weight * x where the imitated code writes it so)."""
     return call("mul", weight.tensor, x) if weight_first else call("mul", x, weight.tensor)
@@ -99,14 +109,17 @@ def scaled_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def parallel_linear(
-    x: Tensor, weight: Parameter, bias: Parameter | None = None, ranks: int = 1, gathers_tokens: bool = False
-) -> Tensor:
+    x: Tensor, weight: Parameter, bias: Parameter | None = None, ranks: int = 1, gathers_tokens: bool = False,
+    overlaps: bool = True,
+) -> Tensor:  # fmt: skip
     """Megatron's linear layer as one node of the graph: x [..., in] times weight [out, in] transposed, plus bias.
 
     ranks above 1: the columns are split, so that backward sums the input's gradient over the ranks; `gathers_tokens`:
-    x holds [S/ranks, ...] tokens, gathered before each product and reduce-scattered in backward.
+    x holds [S/ranks, ...] tokens, gathered before each product and reduce-scattered in backward. `overlaps`: the sum goes
+    on beside the product for the weight's gradient.
     """
-    return call("parallel_linear", x, weight.tensor, bias.tensor if bias is not None else None, ranks, gathers_tokens)
+    given = bias.tensor if bias is not None else None
+    return call("parallel_linear", x, weight.tensor, given, ranks, gathers_tokens, overlaps)
 
 
 def gather_sequence(x: Tensor, ranks: int) -> Tensor:

@@ -10,9 +10,9 @@ from sim.model import functional as F
 from sim.model.calls import Tensor, active
 from sim.model.config import ModelConfig
 from sim.model.experts import ExpertParallel
-from sim.model.gpt import LayerNorm
 from sim.model.language_model import Linear
 from sim.model.megatron_gpt import MegatronGpt
+from sim.model.megatron_layer import norm_over
 from sim.model.module import Module
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import ColumnParallelLinear, TensorParallel
@@ -23,7 +23,7 @@ class BertLMHead(Module):
 
     def __init__(self, config: ModelConfig) -> None:
         self.dense = Linear(config.hidden, config.hidden, bias=True)
-        self.layer_norm = LayerNorm(config.hidden)
+        self.layer_norm = norm_over(config.hidden, config)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense(x)

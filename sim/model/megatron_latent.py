@@ -13,10 +13,10 @@ from sim.model import routing as R
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
 from sim.model.experts import LatentAttention
-from sim.model.llama import FusedRMSNorm
+from sim.model.megatron_layer import make_norm
 from sim.model.module import Module, Parameter
 from sim.model.shard.context import ContextParallel
-from sim.model.shard.tensor import ColumnParallelLinear, TensorParallel, norm_of_tokens
+from sim.model.shard.tensor import ColumnParallelLinear, TensorParallel
 from sim.model.transformer_engine import Fp8ColumnLinear, Fp8WholeLinear, column_linear, row_linear
 
 
@@ -34,8 +34,8 @@ class DuplicatedLinear(Module):
 class UpProjection(Module):
     """RMSNorm of the compressed tokens and a column-parallel product (TELayerNormColumnParallelLinear)."""
 
-    def __init__(self, inputs: int, outputs: int, parallel: TensorParallel) -> None:
-        self.layer_norm = norm_of_tokens(FusedRMSNorm(inputs), parallel)
+    def __init__(self, config: ModelConfig, inputs: int, outputs: int, parallel: TensorParallel) -> None:
+        self.layer_norm = make_norm(config, parallel, inputs)
         self.linear = ColumnParallelLinear(inputs, outputs, parallel, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,9 +52,9 @@ def down_projection(config: ModelConfig, outputs: int, parallel: TensorParallel)
 def up_projection(config: ModelConfig, inputs: int, outputs: int, parallel: TensorParallel) -> Module:
     """Of `inputs` compressed entries, normalized."""
     if config.fp8 is not None:
-        norm = norm_of_tokens(FusedRMSNorm(inputs), parallel)
+        norm = make_norm(config, parallel, inputs)
         return Fp8ColumnLinear(inputs, outputs, parallel, config.fp8, bias=False, norm=norm)
-    return UpProjection(inputs, outputs, parallel)
+    return UpProjection(config, inputs, outputs, parallel)
 
 
 class LatentCoreAttention(Module):

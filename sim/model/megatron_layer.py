@@ -20,15 +20,33 @@ from sim.model.shard.tensor import TensorParallel, norm_of_tokens
 from sim.model.transformer_engine import Identity, column_linear, row_linear
 
 
-def make_norm(config: ModelConfig, parallel: TensorParallel) -> Module:
-    norm = LayerNorm(config.hidden) if config.norm == "layer_norm" else FusedRMSNorm(config.hidden)
-    return norm_of_tokens(norm, parallel)
+class PersistentLayerNorm(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.persistent_layer_norm(x, self.weight, self.bias)
 
 
-def norm_of_heads(width: int, parallel: TensorParallel) -> Module:
+class PersistentRMSNorm(FusedRMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.persistent_rms_norm(x, self.weight)
+
+
+def norm_over(width: int, config: ModelConfig) -> Module:
+    """The model's kind of norm over the last dimension, by the kernel that it asks for."""
+    if config.norm == "layer_norm":
+        return PersistentLayerNorm(width) if config.persistent_norm else LayerNorm(width)
+    return PersistentRMSNorm(width) if config.persistent_norm else FusedRMSNorm(width)
+
+
+def make_norm(config: ModelConfig, parallel: TensorParallel, width: int | None = None) -> Module:
+    """Of a rank's tokens, over `width` numbers each (None: the hidden state)."""
+    return norm_of_tokens(norm_over(width or config.hidden, config), parallel)
+
+
+def norm_of_heads(config: ModelConfig, parallel: TensorParallel) -> Module:
     """Over each head's q or k: every rank has the whole weight, and its heads' part of the gradient."""
-    norm = FusedRMSNorm(width)
-    norm.weight.partial = parallel.degree > 1
+    norm = norm_over(config.head_dim, config)
+    for parameter in norm.parameters():
+        parameter.partial = parallel.degree > 1
     return norm
 
 
@@ -89,7 +107,7 @@ class SelfAttention(Module):
         norm = make_norm(config, parallel) if norm_inside(config) else None
         self.linear_qkv = column_linear(config, h, width, parallel, config.bias or config.qkv_bias, norm=norm)
         if config.qk_norm:
-            self.q_layernorm, self.k_layernorm = norm_of_heads(d, parallel), norm_of_heads(d, parallel)
+            self.q_layernorm, self.k_layernorm = norm_of_heads(config, parallel), norm_of_heads(config, parallel)
 
     def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
         d, queries = self.config.head_dim, self.config.heads // self.config.kv_heads

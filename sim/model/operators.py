@@ -43,7 +43,9 @@ def block_operators(model: ModelConfig, compute: str) -> frozenset[str]:
     Megatron's fused functions are none of them. Copies (aten.clone, aten._to_copy) hang on strides and casts, so that
     they are always among them.
     """
-    found = {"aten.clone", "aten._to_copy"} | products(model) | NORMS[model.norm] | ROPES[model.rope]
+    found = {"aten.clone", "aten._to_copy"} | products(model) | ROPES[model.rope]
+    if not model.persistent_norm:
+        found |= NORMS[model.norm]
     dropout = {"aten.native_dropout"} if model.dropout else set[str]()
     fused = model.family == "llama" and model.implementation == "megatron"
     if not model.swiglu_fusion and not (model.bias_gelu_fusion and model.bias):

@@ -86,7 +86,8 @@ class Attention:
 class Memory:
     """A memory-bound kernel: time is bytes moved (reads + writes) over a bandwidth that depends on `family`.
 
-    Families: "elementwise", "norm_forward", "norm_backward", "softmax", "reduce", "embedding", "copy", "optimizer",
+    Families: "elementwise", "norm_forward", "norm_backward" (and those of persistent kernels,
+    "persistent_norm_forward", "persistent_norm_backward"), "softmax", "reduce", "embedding", "copy", "optimizer",
     "fill", "sort", "dropout", "cross_entropy". `flops` is informative only (never decides the time).
     """
 

@@ -11,6 +11,9 @@ from sim.model.config import ChainConfig
 from sim.scenario.setup import Setup
 from sim.scenario.versions import RECORDED_ALLOCATOR, RECORDED_AUTOGRAD, minor_of
 
+ESSENTIAL = ("attention", "collective", "copy", "gemm", "memory")
+"""Groups of figures without which a profile of one's own rests on somebody else's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -52,11 +55,18 @@ def _versions(recorded: Sequence[tuple[int, int]]) -> str:
 
 
 def _time_evidence(setup: Setup) -> Evidence:
-    """Calibrated if every figure was measured on the user's device, else assumed: figures of different machines."""
+    """Calibrated if the user measured the device (what was not is named), else assumed: figures of different machines."""
     if isinstance(setup.model, ChainConfig):
         return Evidence(label="given", source="Durations of the scenario")
     cost = cost_model(setup)
     counts = Counter(figure.label for _, figure in cost.labels())
-    label = "calibrated" if set(counts) == {"measured"} else "assumed"
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    profile = cost.profile
+    if profile.device is not None:
+        measured = {name.partition(".")[0] for name, figure in profile.figures if figure.label == "measured"}
+        missing = [group for group in ESSENTIAL if group not in measured]
+        place = f"{profile.name}, measured on {profile.device.name}, {len(profile.measured)} shapes exactly"
+        rest = f"; not measured: {', '.join(missing)}" if missing else ""
+        return Evidence(label="calibrated", source=f"Cost profile {place}: {kinds}{rest}")
+    label = "calibrated" if set(counts) == {"measured"} else "assumed"
     return Evidence(label=label, source=f"Cost profile {cost.profile.name}, framework {setup.host.framework}: {kinds}")

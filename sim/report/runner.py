@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sim.api import cost_model, shown_lanes, simulate_setup
 from sim.cost.figures import CostError
+from sim.cost.own import ProfileError
 from sim.engine.deadlock import DeadlockError
 from sim.plan.micro_batch import largest_micro_batch
 from sim.report.errors import RunError, cannot_write
@@ -62,6 +63,8 @@ def check_setup(setup: Setup) -> None:
     """Look up what a run needs beside the scenario. Raises RunError: unknown cost profile."""
     try:
         cost_model(setup)
+    except ProfileError as error:
+        raise RunError(str(error)) from None
     except CostError as error:
         raise RunError(f"strategy {setup.name}: {error}") from None
 

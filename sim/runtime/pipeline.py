@@ -3,6 +3,8 @@
 As torch.distributed.pipelining's stages: a graph per micro-batch, inputs that are leaves, a stage's output kept until
 its backward. Every transfer has its own event; a stage's compute waits for what it needs, NCCL's stream for what it
 sends. A sent tensor is let go when the next one goes the same way (1F1B waits for it then; the others at the end).
+Where transfers overlap nothing (Megatron's 1F1B, and its interleaved schedule of 2022), compute waits for all that was
+sent before it goes on (megatron/p2p_communication.py waits, and the host with it, which is left out here).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from sim.program.program import (
     Phase,
     Row,
 )
+from sim.runtime.ops.tensor_parallel import block
 from sim.runtime.recorder import Operators, Position
 from sim.runtime.schedules import Action, Kind, Step, orders, parts_of, with_transfers
 from sim.runtime.schedules.folding import Fold, fold
@@ -70,6 +73,9 @@ class Wire:
     shape: Shape
     dtype: str
     kept: bool
+    shares: int = 1
+    """Each of so many tensor-parallel ranks sends a part of what all have, and they gather what arrives (Megatron's
+    scatter_gather_tensors_in_pipeline)."""
 
 
 @dataclass(slots=True)
@@ -111,6 +117,8 @@ class PipelineRank:
     _arrived: dict[Action, int] = field(init=False, default_factory=dict)  # events
     _made: dict[Action, Tensor] = field(init=False, default_factory=dict)  # to send, or for a stage of this rank
     _sent: dict[int, tuple[Tensor, int]] = field(init=False, default_factory=dict)  # by stream
+    _blocking: list[int] = field(init=False, default_factory=list)
+    """Events of sends that compute waits for before it goes on."""
     _input_gradients: list[Tensor] = field(init=False, default_factory=list)
     """Those of split backwards stay as `.grad` of the received buffers until the next step (stage_backward_input)."""
     _returned: Counter[int] = field(init=False, default_factory=Counter)  # backwards done, by stage
@@ -156,6 +164,7 @@ class PipelineRank:
         for _, sent in self._sent.values():
             self.tape.recorder.wait(COMPUTE, sent)
         self._sent.clear()
+        self._blocking.clear()
         self._returned.clear()
         if (fold := self.fold) is not None:
             oldest, before, begin, end = (passed[at] for at in (fold.oldest, fold.before, fold.begin, fold.end))
@@ -163,6 +172,9 @@ class PipelineRank:
 
     # -- computing ---------------------------------------------------------------------------------------------
     def _compute(self, action: Action) -> None:
+        for event in self._blocking:
+            self.tape.recorder.wait(COMPUTE, event)
+        self._blocking.clear()
         if action.kind is Kind.FORWARD:
             self._forward(action)
         elif action.kind is Kind.BACKWARD:
@@ -248,11 +260,23 @@ class PipelineRank:
         if made in self._made:
             return self._made.pop(made)
         self.tape.recorder.wait(COMPUTE, self._arrived.pop(made))
+        if self.wire.shares > 1:
+            return self._gathered(made)
         return self._buffers[made] if self.wire.kept else self._buffers.pop(made)
 
+    def _gathered(self, made: Action) -> Tensor:
+        """gather_split_1d_tensor: the whole of it, of which a part has arrived."""
+        with self._moving(made, RECEIVE):
+            part = self._buffers.pop(made)
+            whole = self.tape.empty(self.wire.shape, self.wire.dtype, owner=part.storage.owner)
+            block(self.tape, "all_gather", whole, self.wire.shares)
+        return whole
+
     def _buffer(self, action: Action) -> Tensor:
+        """What arrives: the whole, or this rank's part, flat."""
         owner = Owner.ACTIVATION_GRADIENT if action.passes_back else Owner.ACTIVATION
-        return self.tape.empty(self.wire.shape, self.wire.dtype, owner=owner)
+        shape = self.wire.shape if self.wire.shares == 1 else (prod(self.wire.shape) // self.wire.shares,)
+        return self.tape.empty(shape, self.wire.dtype, owner=owner)
 
     def _receive(self, action: Action, sender: int) -> None:
         recorder = self.tape.recorder
@@ -276,6 +300,8 @@ class PipelineRank:
             recorder.stream_waits_stream(stream, COMPUTE)
             recorder.transfer(Row.SEND, self._transfer(action, self.rank, receiver), stream)
             self._sent[stream] = payload, recorder.record(stream)
+            if not self.pipeline.overlap_p2p:
+                self._blocking.append(self._sent[stream][1])
             if not self.wire.kept and not action.passes_back:
                 run = self._runs[action.stage, action.micro_batch]
                 run.output = _without_bytes(self.tape, run.output)
@@ -292,7 +318,7 @@ class PipelineRank:
         return action.passes_back != on_way_back
 
     def _transfer(self, action: Action, sender: int, receiver: int) -> Transfer:
-        size = prod(self.wire.shape) * ITEM_BYTES[self.wire.dtype]
+        size = prod(self.wire.shape) * ITEM_BYTES[self.wire.dtype] // self.wire.shares
         return Transfer(size, sender, receiver, action.stage, action.micro_batch, action.passes_back)
 
 
@@ -301,7 +327,8 @@ def pipeline_steps(pipeline: Pipeline, micro_batches: int) -> list[list[Step]]:
     """What every rank does in a step."""
     made = orders(pipeline.schedule, pipeline.degree, micro_batches, pipeline.chunks)
     parts = parts_of(pipeline.degree, pipeline.chunks, pipeline.folded)
-    return with_transfers(made, parts, early=pipeline.schedule in EARLY)
+    slots = pipeline.schedule == "interleaved" and not pipeline.overlap_p2p
+    return with_transfers(made, parts, early=pipeline.schedule in EARLY and not slots, slots=slots)
 
 
 def _receiving_stage(action: Action) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 from sim.model.build import build_model
@@ -198,4 +199,7 @@ def wire_of(setup: Setup, config: ModelConfig) -> Wire:
     length = setup.local_tokens // setup.tensor.degree if setup.tensor.splits_tokens else setup.local_tokens
     tokens = (length, batch.micro_batch) if megatron else (batch.micro_batch, length)
     dtype = precision.parameters if setup.fsdp is None or precision.autocast else precision.compute
-    return Wire((*tokens, config.hidden), dtype, kept=not megatron)
+    shape = (*tokens, config.hidden)
+    scatters = setup.pipeline is not None and setup.pipeline.scatter_gather
+    shares = setup.tensor.degree if scatters and prod(shape) % setup.tensor.degree == 0 else 1
+    return Wire(shape, dtype, kept=not megatron, shares=shares)

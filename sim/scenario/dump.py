@@ -9,8 +9,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from sim.scenario.document import MISSING, Document, Path
-from sim.scenario.load import load_text_document
+from sim.scenario.document import Document, Path
+from sim.scenario.load import beside, load_text_document
+from sim.scenario.names import is_own_profile
 from sim.scenario.sections import strategies_of
 
 
@@ -21,11 +22,10 @@ def dumped(document: Document) -> str:
     strategies = document.value(("strategies",))
     owners: list[Path] = [(), *(("strategies", name) for name in (strategies if isinstance(strategies, dict) else ()))]
     for owner in owners:
-        path = (*owner, "model", "config")
-        config = document.value(path)
-        if config is not MISSING and isinstance(config, str):
-            folder = os.path.dirname(document.origin(path).file)
-            _set(data, path, os.path.abspath(os.path.join(folder, os.path.expanduser(config))))
+        for path in ((*owner, "model", "config"), (*owner, "profile")):
+            name = document.value(path)
+            if isinstance(name, str) and (path[-1] == "config" or is_own_profile(name)):
+                _set(data, path, os.path.abspath(beside(document.origin(path), name)))
     return _text(data)
 
 

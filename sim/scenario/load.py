@@ -39,6 +39,12 @@ def load_text_document(text: str, name: str, overrides: Iterable[str] = ()) -> D
     return overridden(_extended(read_document(text, name), FilePath(), ()), overrides)
 
 
+def beside(origin: Origin, name: str) -> FilePath:
+    """A file that a value names: relative to the file that says it, to the working directory from --set."""
+    folder = FilePath() if origin.file == OVERRIDES else FilePath(origin.file).parent
+    return folder / os.path.expanduser(name)
+
+
 def read_document(text: str, file: str) -> Document:
     """One YAML text, nothing resolved. Raises ScenarioError for text that is no YAML or holds no mapping."""
     root = _compose(text, file)

@@ -15,6 +15,9 @@ class TensorSection(Section):
     GPUs."""
     sequence_parallel: bool = False
     """The ranks also share the tokens of norms, dropouts and residuals. Default: false."""
+    async_all_reduce: bool = True
+    """Without sequence parallelism: in backward the gradient of a column-parallel layer's input is summed beside the product
+    for its weight. false: after it, as Megatron until autumn 2021 and Megatron-DeepSpeed. Default: true."""
 
 
 class DataSection(Section):

@@ -11,3 +11,10 @@ PROFILES = (
     "rtx5090", "v100-pcie", "v100-sxm",
 )  # fmt: skip
 """Cost profiles (sim.cost.profile). "assumed:<gpu>" is one more for every GPU."""
+
+OWN_PROFILE_ENDINGS = (".yaml", ".yml")
+
+
+def is_own_profile(name: str) -> bool:
+    """Does a name stand for a file that the user measured (sim.cost.own), not for a profile that ships?"""
+    return name.endswith(OWN_PROFILE_ENDINGS)

@@ -6,6 +6,7 @@ from sim.model.config import ChainConfig, ModelConfig
 from sim.model.encoders import ENCODERS
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.document import Document
+from sim.scenario.megatron_section import TensorSection
 from sim.scenario.schema import BatchSection, FsdpSection, PipelineSection
 from sim.scenario.setup import SPLITS_BACKWARD, Pipeline
 
@@ -21,7 +22,7 @@ PATH = ("parallel", "pipeline")
 
 def resolve_pipeline(
     document: Document, section: PipelineSection, model: AnyModel, batch: BatchSection,
-    checkpoint: CheckpointSection | None, fsdp: FsdpSection | None,
+    checkpoint: CheckpointSection | None, fsdp: FsdpSection | None, tensor: TensorSection | None,
 ) -> Pipeline | None:  # fmt: skip
     """The pipeline of valid sections, or None with problems noted on the document."""
     before = len(document.problems)
@@ -35,10 +36,40 @@ def resolve_pipeline(
     _check_micro_batches(document, section, batch.accumulation)
     if isinstance(model, ModelConfig):
         _check_model(document, schedule, model, checkpoint, fsdp)
+    _check_transfers(document, section, model, tensor)
     placement = _placement(document, section, section.degree * chunks, model.layers)
     if len(document.problems) > before or placement is None:
         return None
-    return Pipeline(degree=section.degree, schedule=schedule, chunks=chunks, placement=placement)
+    waits = schedule == "1f1b" and _is_megatron(model)
+    return Pipeline(
+        degree=section.degree, schedule=schedule, chunks=chunks, placement=placement,
+        overlap_p2p=not waits if section.overlap_p2p is None else section.overlap_p2p,
+        scatter_gather=section.scatter_gather and tensor is not None and tensor.degree > 1,
+    )  # fmt: skip
+
+
+def _is_megatron(model: AnyModel) -> bool:
+    return isinstance(model, ModelConfig) and model.implementation == "megatron"
+
+
+def _check_transfers(
+    document: Document, section: PipelineSection, model: AnyModel, tensor: TensorSection | None
+) -> None:
+    """Megatron's ways to send, where they exist and make a difference."""
+    overlap, scatter = (*PATH, "overlap_p2p"), (*PATH, "scatter_gather")
+    if not _is_megatron(model):
+        for path, given in ((overlap, section.overlap_p2p is not None), (scatter, section.scatter_gather)):
+            if given:
+                document.problem(path, "only implementation megatron is written for it", show=False)
+        return
+    if section.overlap_p2p is not None and section.schedule != "interleaved":
+        does = "always waits for" if section.schedule == "1f1b" else "never waits for"
+        document.problem(overlap, f"is a choice of interleaved: {section.schedule} {does} what it sends", show=False)
+    if section.scatter_gather and (tensor is None or tensor.degree == 1):
+        document.warning(scatter, "has no effect without tensor parallelism")
+    elif section.scatter_gather and tensor is not None and tensor.sequence_parallel:
+        message = "with sequence parallelism a rank has its own tokens only, and sends no others anyway"
+        document.problem(scatter, message, show=False)
 
 
 def _check_micro_batches(document: Document, section: PipelineSection, count: int) -> None:

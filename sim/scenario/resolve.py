@@ -24,6 +24,7 @@ from sim.scenario.consistency import (
     check_precision,
     check_under_pipeline,
     check_version,
+    resolve_profile,
 )
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import Document
@@ -141,7 +142,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_optimizer(document, optimizer, batch, precision, parallel if sections.whole("parallel") else None)
     stages = None
     if pipeline and model and batch and sections.whole("parallel"):
-        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp)
+        stages = resolve_pipeline(document, pipeline, model, batch, checkpoint, fsdp, parallel.tensor)
         if stages and isinstance(model, ModelConfig):
             check_first_stage(document, model, stages.placement[0])
     if pipeline:
@@ -179,7 +180,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         fsdp=_fsdp(parallel),
         allocator=sections.get("allocator"),
         host=_host(sections.get("host")),
-        profile=sections.get("profile"),
+        profile=resolve_profile(document, sections.get("profile")),
         mode=sections.get("mode"),
         pipeline=stages,
         gemm_efficiency=sections.get("gemm_efficiency"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from pathlib import Path as FilePath
 from typing import Any
 
 from sim.model.catalogue import Fields, build_model, overridable_fields, preset_shapes
@@ -13,7 +11,7 @@ from sim.model.faults import ModelError
 from sim.model.huggingface import HuggingFaceConfig, read_huggingface_config
 from sim.scenario.chain import resolve_chain
 from sim.scenario.document import MISSING, Document
-from sim.scenario.load import OVERRIDES
+from sim.scenario.load import beside
 from sim.scenario.problems import shown
 from sim.scenario.schema import BatchSection, ModelSection
 from sim.scenario.section import Section
@@ -36,7 +34,7 @@ def resolve_model(document: Document, sections: Sections) -> ModelConfig | Chain
     read: HuggingFaceConfig | None = None
     try:
         if section.config is not None:
-            file = _beside(document, section.config)
+            file = beside(document.origin(("model", "config")), section.config)
             name = file.parent.name if file.name == "config.json" else file.stem
             read = read_huggingface_config(file)
             shapes = read.shapes
@@ -82,10 +80,3 @@ def _build_without(
     with suppress(ModelError):
         return build_model(name, shapes, None if "implementation" in faulty else implementation, good)
     return None
-
-
-def _beside(document: Document, config: str) -> FilePath:
-    """A path that is relative to the file that says it; to the working directory from --set."""
-    origin = document.origin(("model", "config"))
-    folder = FilePath() if origin.file == OVERRIDES else FilePath(origin.file).parent
-    return folder / os.path.expanduser(config)

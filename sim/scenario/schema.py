@@ -133,6 +133,9 @@ class ModelSection(EncoderFields):
     """megatron, Llama-like models: silu(gate) * value in one kernel. Default: true there."""
     bias_dropout_fusion: bool | None = None
     """megatron: residual + dropout(x + bias) in one kernel. Default: true there."""
+    persistent_norm: bool | None = None
+    """megatron: norms by kernels that keep a row in registers, as Transformer Engine and apex's FastLayerNorm do (from
+    2022 on; apex knows hidden sizes such as 1024, 4096, 6144, 12288), at more of the bandwidth. Default: true there."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
@@ -239,6 +242,12 @@ class PipelineSection(Section):
     placement: Placement = "balanced"
     """Layers per stage, first stage first, e.g. [7, 9, 9, 7]. Default: balanced; what is left over goes to the stages
     after the first."""
+    overlap_p2p: bool | None = None
+    """megatron, interleaved: compute goes on beside what is sent (overlap-p2p-communication; since 2023). Default: true.
+    Megatron's 1F1B always waits, the other schedules never do."""
+    scatter_gather: bool = False
+    """megatron, tensor parallel without sequence parallelism: each rank sends its share of the hidden states, which all
+    have, and gathers what arrives (Megatron until 2022, DeepSpeed's pipeline). Default: false."""
 
 
 class ParallelSection(Section):
@@ -377,7 +386,8 @@ class ScenarioFile(Section):
     and the second step is mostly the steady one."""
     host: HostSection = Field(default_factory=HostSection)
     profile: str | None = None
-    """Name of the cost profile. Default: the one of the GPU."""
+    """Name of the cost profile, or a file of your own (mine.yaml, beside this one; python -m sim calibrate writes it).
+    Default: the one of the GPU."""
     gemm_efficiency: Share | None = None
     """Share of the dense peak that large matrix products sustain on your own card, power limit and software: the one
     number most worth measuring. Default: the profile's."""

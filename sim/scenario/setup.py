@@ -187,6 +187,10 @@ class Pipeline:
     schedule: str
     chunks: int
     placement: tuple[int, ...]
+    overlap_p2p: bool = True
+    """Compute goes on beside what is sent; else it waits for it (Megatron's 1F1B)."""
+    scatter_gather: bool = False
+    """Tensor-parallel ranks send a part each of what all of them have, and gather it on arrival."""
 
     @property
     def folded(self) -> bool:
@@ -300,7 +304,7 @@ class Setup:
     """Text as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"."""
     host: Host
     profile: str | None
-    """Name of the cost profile; None: the GPU's own."""
+    """Name of the cost profile, or the absolute path of one's own; None: the GPU's."""
     mode: Mode = "train"
     """train: whole steps; no_grad: evaluation, forward and loss under torch.no_grad() after model.eval(); eval: the same
     without no_grad, so that a graph is built that nobody walks back."""

@@ -29,7 +29,7 @@ def step_sigma(lanes: Lanes, cost: CostModel, step_ns: float) -> float:
     by_family: dict[str, float] = defaultdict(float)
     for kernel, ns in zip(program.kernels, busy_ns.tolist()):
         if ns:
-            by_family[_family(kernel.work)] += ns * cost.uncertainty(kernel.work)
+            by_family[_family(kernel.work)] += ns * cost.uncertainty(kernel.work, kernel.name)
     step = lanes.in_step(first, last)
     exposed_ns = lanes.exposed_ns(step & (lanes.is_copy | lanes.computes)) if (step & lanes.is_copy).any() else 0.0
     by_family["copy"] = exposed_ns * cost.copy_uncertainty("device_to_host")

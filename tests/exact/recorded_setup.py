@@ -280,7 +280,7 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
     if "experts" in meta:  # named as `Experts` does
         choices |= {"experts": Experts(**meta["experts"])}
     if implementation == "megatron":
-        choices |= {"bias_gelu_fusion": False, "bias_dropout_fusion": False}
+        choices |= {"bias_gelu_fusion": False, "bias_dropout_fusion": False, "persistent_norm": False}
     if meta.get("math"):
         choices |= {"attention": "math"}
     if "act" in meta and family not in ENCODERS:

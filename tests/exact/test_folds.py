@@ -30,6 +30,8 @@ FOLDED = [
     ("nanogpt", "zb-v", "fsdp: null", 1),  # holds on to gradients of inputs, so that some ranks do not fold
     *(("megatron", schedule, TENSOR, 2) for schedule in ("1f1b", "zb-h1", "zb-v", "dualpipe-v")),
     *(("megatron", schedule, OVERLAPPED, 4) for schedule in ("1f1b", "zb-h1")),
+    ("megatron", "1f1b, scatter_gather: true", "tensor: {degree: 2}", 2),
+    ("megatron", "interleaved, virtual: 1, overlap_p2p: false, scatter_gather: true", "tensor: {degree: 2}", 2),
 ]
 
 

@@ -116,3 +116,31 @@ def _torchs_text(step: Step) -> str:
     if step.receives is not None:
         stage += 1 if kind is Kind.FORWARD else -1
     return f"{stage}{'SEND' if step.sends is not None else 'RECV'}_{kind.value}{micro_batch}"
+
+
+@pytest.mark.parametrize("v", [1, 2, 3])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+def test_in_slots_a_rank_receives_computes_and_sends(p: int, v: int) -> None:
+    """forward_backward_pipelining_with_interleaving of Megatron 2022: in the steady state one of each with nothing between."""
+    parts = parts_of(p, v)
+    for m in (p, 2 * p, 5 * p):
+        made = orders("interleaved", p, m, v)
+        for rank, steps in enumerate(with_transfers(made, parts, early=False, slots=True)):
+            assert [step.action for step in steps if step.computes] == made[rank]
+            kinds = "".join("c" if step.computes else "s" if step.sends is not None else "r" for step in steps)
+            ahead = min(m * v, (p - rank - 1) * 2 + (v - 1) * p)
+            steady = m * v - ahead if m * v - ahead > 1 else 0
+            assert kinds.count("c" if p == 1 else "cc") >= steady
+            for at, step in enumerate(steps):
+                if step.receives is not None:  # it needs it before it sends anything
+                    rest = kinds[at:]
+                    assert "s" not in rest[: rest.index("c")]
+
+
+def test_slots_of_two_ranks_written_out() -> None:
+    (first, second) = with_transfers(orders("interleaved", 2, 4, 1), parts_of(2, 1), early=False, slots=True)
+    assert [_text(step) for step in second] == [
+        "RECV_F0", "F0", "B0", "SEND_B0", "RECV_F1", "F1", "B1", "SEND_B1",
+        "RECV_F2", "F2", "B2", "SEND_B2", "RECV_F3", "F3", "B3", "SEND_B3",
+    ]  # fmt: skip
+    assert [_text(step) for step in first[:7]] == ["F0", "SEND_F0", "F1", "SEND_F1", "RECV_B0", "F2", "B0"]

@@ -39,7 +39,7 @@ def test_a_given_duration_is_returned_as_given() -> None:
 def test_equal_work_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, priced = CostModel.for_gpu(H100), []
     original = CostModel._time
-    monkeypatch.setattr(CostModel, "_time", lambda self, work: priced.append(work) or original(self, work))
+    monkeypatch.setattr(CostModel, "_time", lambda self, work, name: priced.append(work) or original(self, work, name))
     assert model.kernel_ns(kernel(Gemm(512, 512, 512))) == model.kernel_ns(kernel(Gemm(512, 512, 512)))
     assert priced == [Gemm(512, 512, 512)]
 

@@ -94,6 +94,7 @@ def test_defaults_are_megatrons(tmp_path: Path) -> None:
         ("--hidden-dropout 0 --attention-dropout 0.0", "model.dropout", 0.0),
         ("--no-bias-gelu-fusion", "model.bias_gelu_fusion", False),
         ("--no-bias-dropout-fusion", "model.bias_dropout_fusion", False),
+        ("--no-persist-layer-norm", "model.persistent_norm", False),
         ("--attention-backend=unfused", "model.attention", "unfused"),
         ("--transformer-impl local", "model.attention", "unfused"),
         ("--transformer-impl local --use-flash-attn", "model.attention", "sdpa"),

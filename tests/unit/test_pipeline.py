@@ -129,6 +129,49 @@ def test_buffers_are_made_per_micro_batch_once_or_at_every_receive(implementatio
     )
 
 
+@pytest.mark.parametrize("pipeline", ["schedule: 1f1b", "schedule: interleaved, overlap_p2p: false"])
+def test_megatron_computes_nothing_beside_what_it_sends(pipeline: str) -> None:
+    """batch_isend_irecv and a wait for all of it: no kernel of a stage starts before what the rank sent has arrived."""
+    setup = setup_of(pipeline, "megatron")
+    programs = programs_of(setup, 1)
+    lanes = play_time(
+        setup, programs, [play_memory(program, "", 1 << 40, 1 << 40, setup.torch) for program in programs]
+    )
+    for rank, program in enumerate(programs):
+        starts, ends = lanes[rank].start_ns, lanes[rank].end_ns
+        sends = np.flatnonzero(program.row_kind == Row.SEND)
+        kernels = np.flatnonzero((program.row_kind == Row.LAUNCH) & (program.row_stream == COMPUTE))
+        for send in sends.tolist():
+            later = kernels[kernels > send]
+            if len(later):
+                assert starts[later[0]] >= ends[send], (rank, send)
+        assert len(sends)
+
+
+def test_compute_goes_on_beside_what_an_overlapping_schedule_sends() -> None:
+    waits, goes_on = (
+        simulate_setup(setup_of(f"schedule: interleaved, overlap_p2p: {overlaps}", "megatron")).time.step_ns  # type: ignore[union-attr]
+        for overlaps in ("false", "true")
+    )
+    assert goes_on < waits
+
+
+def test_tensor_ranks_send_a_share_each_and_gather_what_arrives() -> None:
+    """Megatron's scatter_gather_tensors_in_pipeline."""
+    text = GPT.format(
+        pipeline="schedule: 1f1b, scatter_gather: true", implementation="megatron", micro_batches=8, tied="false",
+        gpus=8, nodes=1, fsdp=", tensor: {degree: 2}",
+    )  # fmt: skip
+    shared, whole = (load_text(each).strategies[0] for each in (text, text.replace(", scatter_gather: true", "")))
+    for rank, (program, other) in enumerate(zip(programs_of(shared, 1), programs_of(whole, 1))):
+        assert {transfer.bytes for transfer in program.transfers} == {HIDDEN_BYTES // 2}
+        received = int((program.row_kind == Row.RECEIVE).sum())
+        assert received == (8 if rank in (0, 3) else 16)
+        gathered = collectives_of(program) - collectives_of(other)
+        assert gathered == {("all_gather", "tp"): received}
+        assert kernels_of(program) == kernels_of(other)
+
+
 def test_activations_of_in_flight_micro_batches_are_held() -> None:
     ranks = simulate_setup(setup_of(micro_batches=8)).ranks
     assert [rank.in_flight for rank in ranks] == [4, 3, 2, 1]

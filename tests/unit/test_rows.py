@@ -146,6 +146,12 @@ def test_megatron_recomputes_by_a_backward_within_the_backward() -> None:
     assert section == {"every": 1, "reentrant": True}
 
 
+def test_megatron_recomputes_core_attention_alike() -> None:
+    row = {"source": "Megatron-LM", "num_gpus": "1", "dp": "1", "fsdp_or_zero": "none", "mlp_type": "gelu"}
+    section = document(**row, recompute="selective_attention")["checkpoint"]
+    assert section == {"every": 1, "inside": ["core_attention"], "reentrant": True}
+
+
 def test_old_torch_recomputes_to_the_end() -> None:
     assert document(MPT)["checkpoint"] == {"every": 1, "early_stop": False}
 

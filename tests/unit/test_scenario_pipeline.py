@@ -111,3 +111,69 @@ def test_models_that_nobody_cuts_are_refused() -> None:
 
 def test_an_unknown_schedule_gets_the_nearest_name() -> None:
     assert any("did you mean 1f1b?" in problem for problem in problems("{degree: 4, schedule: 1f1}"))
+
+
+MEGATRON = """
+model: {preset: gpt-tiny, implementation: megatron, layers: 8}
+cluster: {gpu: a100, gpus_per_node: 8}
+batch: {micro_batch: 1, seq_len: 128, accumulation: 8}
+precision: {parameters: bf16, compute: bf16}
+parallel: {tensor: {degree: 2, sequence_parallel: SPLIT}, pipeline: {degree: 4, PIPELINE}}
+"""
+
+
+def megatron(pipeline: str, split: str = "false") -> str:
+    return MEGATRON.replace("SPLIT", split).replace("PIPELINE", pipeline)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "overlaps"),
+    [
+        ("schedule: 1f1b", False),
+        ("schedule: interleaved", True),
+        ("schedule: interleaved, overlap_p2p: false", False),
+        ("schedule: zb-h1", True),
+    ],
+)
+def test_megatron_waits_for_what_1f1b_sends(pipeline: str, overlaps: bool) -> None:
+    resolved = load_text(megatron(pipeline)).strategies[0].pipeline
+    assert resolved is not None
+    assert (resolved.overlap_p2p, resolved.scatter_gather) == (overlaps, False)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "split", "problem"),
+    [
+        (
+            "schedule: 1f1b, overlap_p2p: true",
+            "false",
+            "is a choice of interleaved: 1f1b always waits for what it sends",
+        ),
+        (
+            "schedule: zb-h1, overlap_p2p: false",
+            "false",
+            "is a choice of interleaved: zb-h1 never waits for what it sends",
+        ),
+        ("scatter_gather: true", "true", "with sequence parallelism a rank has its own tokens only"),
+    ],
+)
+def test_ways_to_send_that_megatron_does_not_have(pipeline: str, split: str, problem: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load_text(megatron(pipeline, split))
+    assert [problem in one.text for one in caught.value.problems] == [True]
+
+
+def test_ways_to_send_are_megatrons() -> None:
+    found = problems("{degree: 4, overlap_p2p: false, scatter_gather: true}")
+    assert found == [
+        "parallel.pipeline.overlap_p2p: only implementation megatron is written for it",
+        "parallel.pipeline.scatter_gather: only implementation megatron is written for it",
+    ]
+
+
+def test_one_tensor_rank_has_no_shares_to_send() -> None:
+    alone = megatron("scatter_gather: true").replace("{degree: 2, sequence_parallel: false}", "{degree: 1}")
+    scenario = load_text(alone.replace("gpus_per_node: 8", "gpus_per_node: 4"))
+    assert [warning.endswith("has no effect without tensor parallelism") for warning in scenario.warnings] == [True]
+    pipeline = scenario.strategies[0].pipeline
+    assert pipeline is not None and not pipeline.scatter_gather

@@ -45,6 +45,10 @@ def meetings(program: Program, phase: Phase, path: str) -> list[tuple[str, int]]
     return found
 
 
+def kernels_of(program: Program) -> Counter[str]:
+    return Counter(program.kernels[n].name for n in program.row_argument[program.row_kind == Row.LAUNCH].tolist())
+
+
 def test_a_variant_of_the_optimizer_is_told_to_have_no_effect() -> None:
     text = TEXT.replace("PARALLEL", TP8) + "optimizer: {variant: for-loop}\n"
     assert any("no effect" in warning for warning in load_text(text, "tp").warnings)
@@ -93,6 +97,23 @@ def test_a_layer_sums_twice_forward_and_twice_beside_backward() -> None:
     program = record(setup_of(TP8), steps=1)
     assert meetings(program, Phase.FORWARD, "layers.1") == [("all_reduce", COMPUTE)] * 2
     assert meetings(program, Phase.BACKWARD, "layers.1") == [("all_reduce", TENSOR)] * 2
+
+
+def test_without_overlap_a_column_parallel_layer_sums_after_both_products() -> None:
+    program = record(setup_of("{tensor: {degree: 8, async_all_reduce: false}}"), steps=1)
+    assert meetings(program, Phase.FORWARD, "layers.1") == [("all_reduce", COMPUTE)] * 2
+    assert meetings(program, Phase.BACKWARD, "layers.1") == [("all_reduce", COMPUTE)] * 2
+    beside = record(setup_of(TP8), steps=1)
+    assert kernels_of(program) == kernels_of(beside)
+
+
+def test_overlap_of_sums_that_are_none_is_noted() -> None:
+    for parallel, why in (
+        ("{tensor: {degree: 8, sequence_parallel: true, async_all_reduce: false}}", "sequence parallelism reduces"),
+        ("{tensor: {degree: 1, async_all_reduce: false}, data: {degree: 8}}", "one rank sums nothing"),
+    ):
+        (warning,) = load_text(TEXT.replace("PARALLEL", parallel)).warnings
+        assert f"has no effect: {why}" in warning
 
 
 def test_with_sequence_parallelism_sums_become_scatters_and_gathers() -> None:

@@ -17,10 +17,14 @@ from sim.model.module import Module, Parameter
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """`degree` ranks share every layer's matrices; `sequence_parallel`: they share the tokens in between too."""
+    """`degree` ranks share every layer's matrices; `sequence_parallel`: they share the tokens in between too.
+
+    `async_all_reduce`: in backward the input's gradient is summed beside the product for the weight's.
+    """
 
     degree: int = 1
     sequence_parallel: bool = False
+    async_all_reduce: bool = True
 
     @property
     def splits_tokens(self) -> bool:
@@ -45,7 +49,10 @@ class ColumnParallelLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.adds_bias else None
-        return F.parallel_linear(x, self.weight, bias, self.parallel.degree, self.parallel.sequence_parallel)
+        parallel = self.parallel
+        return F.parallel_linear(
+            x, self.weight, bias, parallel.degree, parallel.sequence_parallel, parallel.async_all_reduce
+        )
 
 
 class RowParallelLinear(Module):

@@ -34,6 +34,7 @@ class ParallelLinear(Op):
 
     A column-parallel layer (ranks > 1) sums dx over the ranks while dW is computed. With sequence parallelism x holds
     S/ranks tokens, gathered into a global buffer: before the product, and again in backward beside the product for dx.
+    `overlaps` False: dx is summed after dW, and compute waits (_CopyToModelParallelRegion before it).
     Where gradients are accumulated in fp32 (`Tape.main_gradients`), the product for dW adds to the main gradient.
     A split backward computes dx in its first pass and the rest in its second (zero-bubble's WeightGradStore): autograd
     alone would run the whole function, written in Python, in both.
@@ -47,7 +48,9 @@ class ParallelLinear(Op):
         return (x, weight)
 
     @staticmethod
-    def forward(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: int, gathers_tokens: bool) -> Tensor:
+    def forward(
+        tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: int, gathers_tokens: bool, overlaps: bool
+    ) -> Tensor:
         shape, (n, k) = x.shape, weight.shape
         if ranks > 1 and gathers_tokens:
             shape = whole_tokens(shape, ranks)
@@ -62,7 +65,7 @@ class ParallelLinear(Op):
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        gradient, weight, (ranks, gathers_tokens) = first(gradients), saved[1], node.attributes
+        gradient, weight, (ranks, gathers_tokens, overlaps) = first(gradients), saved[1], node.attributes
         for_input, for_weight = tape.splits != "weight", tape.splits != "input"
         gathers_tokens, shape, (n, k) = gathers_tokens and ranks > 1, node.metas[0][0], weight.shape
         if gathers_tokens:
@@ -79,7 +82,7 @@ class ParallelLinear(Op):
         if for_input and gathers_tokens:
             result[0] = tape.empty(some_tokens(shape, ranks), dtype)
             reduced = start(tape, "reduce_scatter", dx, ranks)
-        elif for_input and ranks > 1:
+        elif for_input and ranks > 1 and overlaps:
             reduced = start(tape, "all_reduce", dx, ranks)
         if for_weight:
             if tape.main_gradients is not None and tape.main_gradients.takes(weight):
@@ -90,6 +93,8 @@ class ParallelLinear(Op):
                 result[2] = tape.sum_to(gradient, (n,))
         if reduced is not None:
             finish(tape, reduced)
+        elif for_input and ranks > 1:
+            block(tape, "all_reduce", dx, ranks)
         gradients.clear()
         return result
 
@@ -253,9 +258,9 @@ def _exponential_sums(tape: Tape, logits: Tensor, tokens: tuple[int, ...]) -> tu
 
 @rule("parallel_linear")
 def parallel_linear(
-    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: int, gathers_tokens: bool
+    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: int, gathers_tokens: bool, overlaps: bool
 ) -> Tensor:
-    return tape.apply(ParallelLinear, (x, weight, bias), ranks, gathers_tokens)
+    return tape.apply(ParallelLinear, (x, weight, bias), ranks, gathers_tokens, overlaps)
 
 
 @rule("bias_gelu")

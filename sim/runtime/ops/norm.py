@@ -29,6 +29,26 @@ def norm_weight_gradients(tape: Tape, rows: int, width: int, dtype: str, buffers
     return gradients
 
 
+def _forward(tape: Tape, kernel: str, family: str, x: Tensor, dtype: str, statistics: int) -> tuple[Tensor, ...]:
+    """y and the statistics of its rows; x is read once, y written."""
+    rows = prod(x.shape[:-1])
+    outputs = (tape.empty(x.shape, dtype), *(tape.empty((rows,), "fp32") for _ in range(statistics)))
+    tape.recorder.memory_bound(kernel, family, x.bytes + outputs[0].bytes)
+    return outputs
+
+
+def _backward(tape: Tape, kernel: str, family: str, node: Node, gradients: Gradients) -> Gradients:
+    """dx, dweight (and dbias), each if it is needed: x and the gradient are read, dx is written. A persistent kernel sums
+    for the weight on the way; its partial sums (a few rows of fp32) are left out."""
+    (shape, dtype), (_, weight_dtype), *_ = node.metas
+    dx = tape.empty(shape, dtype) if node.needs(0) else None
+    tape.recorder.memory_bound(kernel, family, 3 * first(gradients).bytes)
+    wanted = [node.needs(number) for number in range(1, len(node.metas))]
+    rows = 0 if family.startswith("persistent") else prod(shape[:-1])
+    made = iter(norm_weight_gradients(tape, rows, shape[-1], weight_dtype, sum(wanted)) if any(wanted) else ())
+    return [dx, *(next(made) if needed else None for needed in wanted)]
+
+
 class FusedRmsNorm(Op):
     """F.rms_norm: y, rstd. Saves x, weight, rstd. Backward: dx, dweight, each if it is needed."""
 
@@ -42,20 +62,12 @@ class FusedRmsNorm(Op):
         return (x, weight)
 
     @staticmethod
-    def forward(tape: Tape, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        y = tape.empty(x.shape, promote(x.dtype, weight.dtype))
-        rstd = tape.empty((prod(x.shape[:-1]),), "fp32")
-        tape.recorder.memory_bound("aten::_fused_rms_norm", "norm_forward", x.bytes + y.bytes)
-        return y, rstd
+    def forward(tape: Tape, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return _forward(tape, "aten::_fused_rms_norm", "norm_forward", x, promote(x.dtype, weight.dtype), 1)
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        (shape, dtype), (_, weight_dtype) = node.metas
-        dx = tape.empty(shape, dtype) if node.needs(0) else None
-        moved = 3 * first(gradients).bytes
-        tape.recorder.memory_bound("aten::_fused_rms_norm_backward", "norm_backward", moved)
-        dweight = norm_weight_gradients(tape, prod(shape[:-1]), shape[-1], weight_dtype, 1) if node.needs(1) else [None]
-        return [dx, *dweight]
+        return _backward(tape, "aten::_fused_rms_norm_backward", "norm_backward", node, gradients)
 
 
 class NativeLayerNorm(Op):
@@ -71,21 +83,54 @@ class NativeLayerNorm(Op):
         return (bias, x, weight)
 
     @staticmethod
-    def forward(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        rows = prod(x.shape[:-1])
-        y, mean, rstd = tape.empty(x.shape, x.dtype), tape.empty((rows,), "fp32"), tape.empty((rows,), "fp32")
-        tape.recorder.memory_bound("aten::native_layer_norm", "norm_forward", x.bytes + y.bytes)
-        return y, mean, rstd
+    def forward(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        return _forward(tape, "aten::native_layer_norm", "norm_forward", x, x.dtype, 2)
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        (shape, dtype), (_, weight_dtype), _ = node.metas
-        dx = tape.empty(shape, dtype) if node.needs(0) else None
-        moved = 3 * first(gradients).bytes
-        tape.recorder.memory_bound("aten::native_layer_norm_backward", "norm_backward", moved)
-        wanted = [node.needs(1), node.needs(2)]
-        made = iter(norm_weight_gradients(tape, prod(shape[:-1]), shape[-1], weight_dtype, sum(wanted)))
-        return [dx, *(next(made) if needed else None for needed in wanted)]
+        return _backward(tape, "aten::native_layer_norm_backward", "norm_backward", node, gradients)
+
+
+class PersistentRmsNorm(Op):
+    """Transformer Engine's RMSNorm: y, rstd. Saves x, weight, rstd. A row stays in registers: it is read once."""
+
+    node = "_RMSNormBackward"
+    saves_late = True
+    saved_outputs = (1,)
+    not_differentiable = (1,)
+
+    @staticmethod
+    def saved_inputs(node: Node, x: Tensor, weight: Tensor) -> Iterable[Tensor | None]:
+        return (x, weight)
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return _forward(tape, "rmsnorm_fwd", "persistent_norm_forward", x, x.dtype, 1)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        return _backward(tape, "rmsnorm_bwd", "persistent_norm_backward", node, gradients)
+
+
+class PersistentLayerNorm(Op):
+    """FastLayerNormFN of apex: y, mean, rstd. Saves x, weight, mean, rstd. As PersistentRmsNorm."""
+
+    node = "FastLayerNormFNBackward"
+    saves_late = True
+    saved_outputs = (1, 2)
+    not_differentiable = (1, 2)
+
+    @staticmethod
+    def saved_inputs(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Iterable[Tensor | None]:
+        return (x, weight)
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        return _forward(tape, "ln_fwd", "persistent_norm_forward", x, x.dtype, 2)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        return _backward(tape, "ln_bwd", "persistent_norm_backward", node, gradients)
 
 
 @rule("rms_norm")
@@ -105,3 +150,13 @@ def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
         weight = autocast_to(tape, weight, "fp32")  # type: ignore[assignment]
         x = autocast_to(tape, x, "fp32")  # type: ignore[assignment]
     return tape.apply_tuple(NativeLayerNorm, (x, weight, bias))[0]
+
+
+@rule("persistent_rms_norm")
+def persistent_rms_norm(tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
+    return tape.apply_tuple(PersistentRmsNorm, (x, weight))[0]
+
+
+@rule("persistent_layer_norm")
+def persistent_layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return tape.apply_tuple(PersistentLayerNorm, (x, weight, bias))[0]

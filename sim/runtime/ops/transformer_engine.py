@@ -151,9 +151,9 @@ def _input(tape: Tape, x: Tensor, normed: bool, agree: tuple[str, int] | None, b
     fp8, recorder = state(tape), tape.recorder
     if normed and fp8.recipe == "delayed":
         rows = fp8.empty(x.shape)
-        recorder.memory_bound("norm_cast", "norm_forward", x.bytes + rows.data.bytes)
+        recorder.memory_bound("norm_cast", "persistent_norm_forward", x.bytes + rows.data.bytes)
         return rows, Cast(fp8.transposed(rows.data), rows.scales) if fp8.transposes and both else None
-    source = tape.pointwise("norm", x.shape, x.dtype, None, x.bytes, "norm_forward") if normed else x
+    source = tape.pointwise("norm", x.shape, x.dtype, None, x.bytes, "persistent_norm_forward") if normed else x
     own = fp8.recipe == "mxfp8" and tape.grad_enabled
     made, columns = fp8.cast(source, True, both or own, agree, amax_known=normed)
     assert made is not None
@@ -185,7 +185,7 @@ def _weight_gradient(tape: Tape, weight: Tensor, rows: int, dtype: str) -> Tenso
 def _norm_backward(tape: Tape, node: Node, x: Tensor, dy: Tensor, centred: bool) -> tuple[Tensor | None, ...]:
     """dx, and the gradients of the norm's weight and bias."""
     dx = tape.empty(x.shape, x.dtype)
-    tape.recorder.memory_bound("norm_backward", "norm_backward", dy.bytes + x.bytes + dx.bytes)
+    tape.recorder.memory_bound("norm_backward", "persistent_norm_backward", dy.bytes + x.bytes + dx.bytes)
     wanted = [node.needs(3), centred and node.needs(4)]
     width, dtype = x.shape[-1], node.metas[3][1]
     made = iter(norm_weight_gradients(tape, prod(x.shape[:-1]), width, dtype, sum(wanted)))

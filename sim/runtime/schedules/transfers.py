@@ -2,7 +2,8 @@
 
 As torch.distributed.pipelining posts them. GPipe and 1F1B receive right before they compute. Schedules of several
 chunks receive as soon as the sender, by the order of actions alone, has sent: receives stand in the sender's order, and
-transfers overlap computation.
+transfers overlap computation. Megatron's interleaved schedule without overlap (`slots`) goes in steps of a forward, a
+backward, or in the steady state one of each: it receives what both need, computes both, and sends both results.
 """
 
 from __future__ import annotations
@@ -28,36 +29,53 @@ class Step:
         return self.receives is None and self.sends is None
 
 
-def with_transfers(orders: list[list[Action]], parts: list[Part], early: bool) -> list[list[Step]]:
-    """Every rank's steps; `early`: receive as soon as possible. Raises ValueError for orders that cannot be run."""
+def with_transfers(orders: list[list[Action]], parts: list[Part], early: bool, slots: bool = False) -> list[list[Step]]:
+    """Every rank's steps; `early`: receive as soon as possible; `slots`: compute a forward and the backward after it with
+    nothing between. Raises ValueError for orders that cannot be run."""
     steps: list[list[Step]] = [[] for _ in orders]
     made: set[Action] = set()
-    pending = [list(reversed(order)) for order in orders]
+    pending = [list(reversed(_slots(order) if slots else [(action,) for action in order])) for order in orders]
     while any(pending):
         moved = False
         for rank, rest in enumerate(pending):
             if not rest:
                 continue
-            action, needs = rest[-1], needed(rest[-1], len(parts))
-            own = action._replace(kind=Kind.FORWARD) if action.passes_back else None
-            if any(other is not None and other not in made for other in (needs, own)):
+            needs = [other for action in rest[-1] if (other := needed(action, len(parts))) is not None]
+            own = [action._replace(kind=Kind.FORWARD) for action in rest[-1] if action.passes_back]
+            if any(other not in made and other not in rest[-1] for other in (*needs, *own)):
                 continue
-            rest.pop()
+            slot = rest.pop()
             moved = True
-            if needs is not None and not early and (source := parts[needs.stage].rank) != rank:
-                steps[rank].append(Step(needs, receives=source))
-            steps[rank].append(Step(action))
-            result = _result(action)
-            made.add(result)
-            to = receiver(result, parts)
-            if to is not None and to != rank:
-                steps[rank].append(Step(result, sends=to))
-                if early:
-                    steps[to].append(Step(result, receives=rank))
+            for other in needs:
+                if not early and (source := parts[other.stage].rank) != rank:
+                    steps[rank].append(Step(other, receives=source))
+            steps[rank] += [Step(action) for action in slot]
+            for result in map(_result, slot):
+                made.add(result)
+                to = receiver(result, parts)
+                if to is not None and to != rank:
+                    steps[rank].append(Step(result, sends=to))
+                    if early:
+                        steps[to].append(Step(result, receives=rank))
         if not moved:
-            stuck = ", ".join(f"rank {rank} at {rest[-1]}" for rank, rest in enumerate(pending) if rest)
+            stuck = ", ".join(f"rank {rank} at {rest[-1][0]}" for rank, rest in enumerate(pending) if rest)
             raise ValueError(f"the orders wait for each other: {stuck}")
     return steps
+
+
+def _slots(order: list[Action]) -> list[tuple[Action, ...]]:
+    """The order with every forward of the steady state (which begins with the first forward that a backward follows, where
+    forwards come after that) beside the backward after it."""
+    kinds = [action.kind for action in order]
+    steady = Kind.FORWARD in kinds[kinds.index(Kind.BACKWARD) :]
+    slots: list[tuple[Action, ...]] = []
+    for action in order:
+        follows = bool(slots) and slots[-1][-1].kind is Kind.FORWARD and action.kind is Kind.BACKWARD
+        if steady and follows:
+            slots[-1] = (*slots[-1], action)
+        else:
+            slots.append((action,))
+    return slots
 
 
 def needed(action: Action, stages: int) -> Action | None:
