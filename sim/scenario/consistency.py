@@ -14,13 +14,13 @@ from sim.scenario.document import Document
 from sim.scenario.families import Fsdp1Section, ZeroSection
 from sim.scenario.load import beside
 from sim.scenario.names import FRAMEWORKS, PROFILES, is_own_profile
+from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.schema import (
     BatchSection,
     FsdpSection,
     HostSection,
     OptimizerSection,
     ParallelSection,
-    PrecisionSection,
 )
 from sim.scenario.versions import NEWEST, OLDEST, minor_of, nearest_known
 from sim.units import format_bytes

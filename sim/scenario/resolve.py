@@ -37,6 +37,7 @@ from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.machine import resolve_cluster, resolve_mesh
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
+from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.resolve_model import resolve_model
 from sim.scenario.schema import (
@@ -46,7 +47,6 @@ from sim.scenario.schema import (
     OptimizerSection,
     ParallelSection,
     PipelineSection,
-    PrecisionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
 from sim.scenario.setup import (
