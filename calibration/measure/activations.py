@@ -16,12 +16,12 @@ from calibration.measure.recipes import Recipe, design, same, two
 FAMILY = "activations"
 aten = torch.ops.aten
 RECIPES = (
-    Recipe("aten::gelu", "elementwise", 2, same, lambda x: aten.gelu(x)),
-    Recipe("aten::gelu_backward", "elementwise", 3, two, lambda g, x: aten.gelu_backward(g, x)),
-    Recipe("aten::silu", "elementwise", 2, same, lambda x: aten.silu(x)),
-    Recipe("aten::silu_backward", "elementwise", 3, two, lambda g, x: aten.silu_backward(g, x)),
-    Recipe("aten::relu", "elementwise", 2, same, lambda x: aten.relu(x)),
-    Recipe("aten::threshold_backward", "elementwise", 3, two, lambda g, x: aten.threshold_backward(g, x, 0)),
+    Recipe("aten::gelu", same, lambda x: aten.gelu(x)),
+    Recipe("aten::gelu_backward", two, lambda g, x: aten.gelu_backward(g, x)),
+    Recipe("aten::silu", same, lambda x: aten.silu(x)),
+    Recipe("aten::silu_backward", two, lambda g, x: aten.silu_backward(g, x)),
+    Recipe("aten::relu", same, lambda x: aten.relu(x)),
+    Recipe("aten::threshold_backward", two, lambda g, x: aten.threshold_backward(g, x, 0)),
 )
 
 

@@ -17,7 +17,8 @@ from calibration.measure import ranks
 from calibration.measure.case import SCENARIO, Case, Reading
 from calibration.measure.device import Device
 from calibration.measure.points import Points, TimedPoint, read_off, timed
-from calibration.measure.timing import Policy, measure
+from calibration.measure.timing import Call, Policy, measure
+from sim.program.kernels import Attention, Collective, Gemm
 
 SHARE_FOR_ONE = 0.25
 """Of the whole budget, at most, for a single case."""
@@ -115,6 +116,7 @@ class _Campaign:
         self.budget_s, self.begin = budget_s, clock()
         self.seen: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self.state: dict[str, float] = {}
+        self.asked: set[str] = set()
         self.state_at = -STATE_EVERY_S
 
     def left_s(self) -> float:
@@ -143,7 +145,8 @@ class _Campaign:
         share_s = self.left_s() / remaining / 2
         policy = Policy(case_s=min(max(share_s, LEAST_CASE_S), MOST_CASE_S))
         policy = replace(policy, warm_up_s=policy.case_s / 8)
-        measured = ranks.slowest(measure(self.device, case.build(self.device), policy, ranks.agreed))
+        call = case.build(self.device)
+        measured = ranks.slowest(measure(self.device, call, policy, ranks.agreed))
         hot = None
         if self.device.name == "cpu" and case.work.bytes < HOT_BELOW_BYTES:
             self.device.cold = False
@@ -152,7 +155,16 @@ class _Campaign:
             finally:
                 self.device.cold = True
         self._learn(case, measured.median_ns)
-        return timed(case, measured, hot, **self._state())
+        names = self._kernels(case, call)
+        return timed(case, measured, hot, **self._state(), **({"kernels": names} if names else {}))
+
+    def _kernels(self, case: Case, call: Call) -> list[str]:
+        """What really ran: a library chooses among kernels by shape for products and attention, else it is asked once."""
+        if not isinstance(case.work, Gemm | Attention):
+            if case.name in self.asked or isinstance(case.work, Collective):
+                return []
+            self.asked.add(case.name)
+        return self.device.kernels(call)
 
     def _too_large(self, case: Case) -> str:
         """Why a case cannot be measured here; "" if it can."""

@@ -37,7 +37,7 @@ def readings(device: Device) -> Iterator[Reading]:
     if ranks.size() > 1:
         yield Reading(FAMILY, "overlap.slowdown", beside_collectives)
     if device.name == "cuda":
-        yield Reading(FAMILY, "contention.memory_beside_copies", beside_copies)
+        yield Reading(FAMILY, "overlap.copy_share", beside_copies)
 
 
 def taken(device: Device) -> float:
@@ -63,13 +63,14 @@ def beside_collectives(device: Device) -> Value:
 
 
 def beside_copies(device: Device) -> Value:
-    """Time of a large pass over memory beside copies from the host, over its time alone."""
+    """Share of memory bandwidth that a large pass over memory loses beside copies from the host."""
     recipe = next(recipe for recipe in residual.RECIPES if recipe.name == "aten::add")
     call = recipe.case(PASS_BYTES, "bf16").build(device)
     source, target = ends(device, HostCopy("host_to_device", BUSY_BYTES))
     alone = measure(device, call, POLICY)
     together = beside(device, call, lambda: target.copy_(source, non_blocking=True))
-    return Value(together.median_ns / alone.median_ns, together.relative_spread)
+    ratio = together.median_ns / alone.median_ns
+    return Value(max(1 - 1 / ratio, 0.0), together.relative_spread, {"time_ratio": ratio})
 
 
 def beside(device: Device, call: Call, busy: Callable[[], Any]) -> Measured:

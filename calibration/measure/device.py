@@ -52,7 +52,9 @@ class DeviceInfo:
     devices: int = 1
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        """As JSON gives it back: without what is not known."""
+        facts = {key: value for key, value in asdict(self).items() if value is not None}
+        return facts if self.capability is None else {**facts, "capability": list(self.capability)}
 
 
 class Device(Protocol):
@@ -83,6 +85,10 @@ class Device(Protocol):
 
     def state(self) -> dict[str, float]:
         """Clock and power at this moment, where the device tells."""
+        ...
+
+    def kernels(self, call: Call) -> list[str]:
+        """Names of the kernels that a call runs, by torch.profiler; none on a CPU, where a case's name is its operator's."""
         ...
 
 
@@ -138,6 +144,9 @@ class CpuDevice:
 
     def state(self) -> dict[str, float]:
         return {}
+
+    def kernels(self, call: Call) -> list[str]:
+        return []
 
 
 @dataclass(slots=True)
@@ -215,6 +224,14 @@ class CudaDevice:
         names = {"clocks.sm": "clock_mhz", "power.draw": "power_w", "temperature.gpu": "temperature_c"}
         found = {names[key]: _number(value) for key, value in asked.items()}
         return {key: value for key, value in found.items() if value is not None}
+
+    def kernels(self, call: Call) -> list[str]:
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            call()
+            self.synchronize()
+        device = torch.autograd.DeviceType.CUDA
+        return list(dict.fromkeys(event.name for event in profiler.events() if event.device_type == device))
 
 
 def open_device(name: str, threads: int = 0) -> Device:

@@ -25,12 +25,10 @@ def backward(o: Operands, shape: Shape) -> Sequence[Any]:
 
 
 RECIPES = (
-    Recipe(
-        "aten::native_dropout", "dropout", 2, same, lambda x: aten.native_dropout(x, PROBABILITY, True), extra_bytes=1
+    Recipe("aten::native_dropout", same, lambda x: aten.native_dropout(x, PROBABILITY, True)
     ),
-    Recipe(
-        "aten::native_dropout_backward", "elementwise", 2, backward,
-        lambda g, mask: aten.native_dropout_backward(g, mask, 1 / (1 - PROBABILITY)), extra_bytes=1,
+    Recipe("aten::native_dropout_backward", backward,
+        lambda g, mask: aten.native_dropout_backward(g, mask, 1 / (1 - PROBABILITY)),
     ),
 )  # fmt: skip
 

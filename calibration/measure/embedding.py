@@ -31,9 +31,8 @@ def gradient(o: Operands, shape: Shape) -> Sequence[Any]:
 
 
 RECIPES = (
-    Recipe("aten::embedding", "embedding", 2, table, lambda weight, tokens: aten.embedding(weight, tokens)),
-    Recipe(
-        "aten::embedding_dense_backward", "embedding", 2, gradient,
+    Recipe("aten::embedding", table, lambda weight, tokens: aten.embedding(weight, tokens)),
+    Recipe("aten::embedding_dense_backward", gradient,
         lambda g, tokens: aten.embedding_dense_backward(g, tokens, GRADIENT_ROWS, -1, False),
     ),
 )  # fmt: skip

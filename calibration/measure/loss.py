@@ -18,7 +18,6 @@ from calibration.measure.recipes import Recipe, Shape, design, same, two
 FAMILY = "loss"
 WIDTH = 32_768
 """Of a row of logits: the vocabulary."""
-BYTES_PER_TARGET = 16
 MEAN, IGNORED = 1, -100
 aten = torch.ops.aten
 
@@ -35,17 +34,14 @@ def choice_backward(o: Operands, shape: Shape) -> Sequence[Any]:
 
 
 RECIPES = (
-    Recipe("aten::_log_softmax", "cross_entropy", 2, same, lambda x: aten._log_softmax(x, -1, False)),
-    Recipe(
-        "aten::_log_softmax_backward_data", "cross_entropy", 3, two,
+    Recipe("aten::_log_softmax", same, lambda x: aten._log_softmax(x, -1, False)),
+    Recipe("aten::_log_softmax_backward_data", two,
         lambda g, y: aten._log_softmax_backward_data(g, y, -1, y.dtype),
     ),
-    Recipe(
-        "aten::nll_loss_forward", "reduce", 0, choice,
-        lambda x, targets: aten.nll_loss_forward(x, targets, None, MEAN, IGNORED), extra_bytes=BYTES_PER_TARGET,
+    Recipe("aten::nll_loss_forward", choice,
+        lambda x, targets: aten.nll_loss_forward(x, targets, None, MEAN, IGNORED),
     ),
-    Recipe(
-        "aten::nll_loss_backward", "fill", 1, choice_backward,
+    Recipe("aten::nll_loss_backward", choice_backward,
         lambda loss, x, targets, total: aten.nll_loss_backward(loss, x, targets, None, MEAN, IGNORED, total),
     ),
 )  # fmt: skip

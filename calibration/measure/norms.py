@@ -44,22 +44,18 @@ def rms_norm_backward(o: Operands, shape: Shape) -> Sequence[Any]:
 
 
 RECIPES = (
-    Recipe(
-        "aten::native_layer_norm", "norm_forward", 2, layer_norm,
+    Recipe("aten::native_layer_norm", layer_norm,
         lambda x, dims, weight, bias: aten.native_layer_norm(x, dims, weight, bias, EPSILON),
     ),
-    Recipe(
-        "aten::native_layer_norm_backward", "norm_backward", 3, layer_norm_backward,
+    Recipe("aten::native_layer_norm_backward", layer_norm_backward,
         lambda g, x, dims, mean, rstd, weight, bias: aten.native_layer_norm_backward(
             g, x, dims, mean, rstd, weight, bias, [True, True, True]
         ),
     ),
-    Recipe(
-        "aten::_fused_rms_norm", "norm_forward", 2, rms_norm,
+    Recipe("aten::_fused_rms_norm", rms_norm,
         lambda x, dims, weight: torch.rms_norm(x, dims, weight, EPSILON),
     ),
-    Recipe(
-        "aten::_fused_rms_norm_backward", "norm_backward", 3, rms_norm_backward,
+    Recipe("aten::_fused_rms_norm_backward", rms_norm_backward,
         lambda y, inputs, g: torch.autograd.grad(y, inputs, g, retain_graph=True),
     ),
 )  # fmt: skip

@@ -42,17 +42,15 @@ def adamw(parameters: Any, gradients: Any, first: Any, second: Any, steps: Any) 
 
 
 RECIPES = (
-    Recipe("aten::_fused_adamw_", "optimizer", 0, adamw_operands, adamw, extra_bytes=28),
-    Recipe("aten::_foreach_norm", "reduce", 0, lists(1), torch._foreach_norm, extra_bytes=4),
-    Recipe("aten::_foreach_mul_", "elementwise", 0, lists(1), lambda x: torch._foreach_mul_(x, 0.999), extra_bytes=8),
-    Recipe("aten::_foreach_copy_", "copy", 0, lists(2), torch._foreach_copy_, extra_bytes=8),
-    Recipe(
-        "aten::_fused_sgd_", "optimizer", 0, lists(3),
+    Recipe("aten::_fused_adamw_", adamw_operands, adamw),
+    Recipe("aten::_foreach_norm", lists(1), torch._foreach_norm),
+    Recipe("aten::_foreach_mul_", lists(1), lambda x: torch._foreach_mul_(x, 0.999)),
+    Recipe("aten::_foreach_copy_", lists(2), torch._foreach_copy_),
+    Recipe("aten::_fused_sgd_", lists(3),
         lambda parameters, gradients, momenta: torch._fused_sgd_(
             parameters, gradients, momenta, weight_decay=0.0, momentum=0.9, lr=1e-4, dampening=0.0, nesterov=False,
             maximize=False, is_first_step=False,
         ),
-        extra_bytes=20,
     ),
 )  # fmt: skip
 

@@ -1,8 +1,6 @@
-"""Memory-bound kernels as recipes: how many bytes of an element a kernel moves, its operands, and the call that runs it.
+"""Memory-bound kernels as recipes: a kernel's operands and the call that runs it.
 
-Bytes are those that a program counts (`sim.runtime`): ideal passes over the tensors, so that a measured point is looked
-up by the very work that a simulated step asks for. A recipe makes a case of a number of bytes, for the scenario's
-kernels, and covering designs of its own.
+A recipe makes a case of a number of bytes (`passes` says which count), for the scenario's kernels, and covering designs.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from typing import Any
 from calibration.measure.case import DESIGN, Case
 from calibration.measure.device import Device
 from calibration.measure.operands import DTYPES, Operands, rotated
+from calibration.measure.passes import PASSES
 from calibration.measure.timing import Call
 from sim.program.kernels import Memory
 
@@ -39,24 +38,24 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One kernel. `passes` times the item size, and `extra_bytes`, are moved per element; `operands` makes what `call`
-    takes."""
+    """One kernel, an entry of PASSES; `operands` makes what `call` takes."""
 
     name: str
-    family: str
-    passes: float
     operands: Callable[[Operands, Shape], Sequence[Any]]
     call: Callable[..., object]
-    extra_bytes: float = 0.0
-    least_width: int = 1
+
+    @property
+    def family(self) -> str:
+        return PASSES[self.name].family
 
     def bytes_per_element(self, dtype: str) -> float:
-        return self.passes * DTYPES[dtype].itemsize + self.extra_bytes
+        moved = PASSES[self.name]
+        return moved.passes * DTYPES[dtype].itemsize + moved.extra_bytes
 
     def shape(self, size_bytes: int, dtype: str, width: int) -> Shape:
         """Rows of `width` that move about so many bytes; a shorter row where there is not even one."""
         elements = max(round(size_bytes / self.bytes_per_element(dtype)), 1)
-        width = min(width, elements) if elements >= self.least_width else self.least_width
+        width = min(width, elements)
         return Shape(max(round(elements / width), 1), width)
 
     def case(

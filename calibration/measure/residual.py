@@ -29,20 +29,20 @@ def parts(o: Operands, shape: Shape) -> Sequence[Any]:
 
 
 RECIPES = (
-    Recipe("aten::add", "elementwise", 3, two, torch.add),
-    Recipe("aten::add_", "elementwise", 3, two, lambda x, y: x.add_(y)),
-    Recipe("aten::mul", "elementwise", 3, two, torch.mul),
-    Recipe("aten::div", "elementwise", 2, same, lambda x: x / 3.0),
-    Recipe("aten::pow", "elementwise", 2, same, lambda x: x.pow(2)),
-    Recipe("aten::neg", "elementwise", 2, same, torch.neg),
-    Recipe("aten::copy_", "copy", 2, two, lambda x, y: x.copy_(y)),
-    Recipe("aten::clone", "copy", 2, same, torch.clone),
-    Recipe("aten::cat", "copy", 2, parts, torch.cat),
-    Recipe("aten::_to_copy", "elementwise", 1, cast, lambda x, wide: x.copy_(wide), extra_bytes=4),
-    Recipe("aten::sum", "reduce", 1, same, lambda x: x.sum(0)),
-    Recipe("aten::mean", "reduce", 1, same, lambda x: x.mean(-1, keepdim=True)),
-    Recipe("aten::zeros", "fill", 1, same, torch.zeros_like),
-    Recipe("aten::zeros_like", "fill", 1, same, torch.zeros_like),
+    Recipe("aten::add", two, torch.add),
+    Recipe("aten::add_", two, lambda x, y: x.add_(y)),
+    Recipe("aten::mul", two, torch.mul),
+    Recipe("aten::div", same, lambda x: x / 3.0),
+    Recipe("aten::pow", same, lambda x: x.pow(2)),
+    Recipe("aten::neg", same, torch.neg),
+    Recipe("aten::copy_", two, lambda x, y: x.copy_(y)),
+    Recipe("aten::clone", same, torch.clone),
+    Recipe("aten::cat", parts, torch.cat),
+    Recipe("aten::_to_copy", cast, lambda x, wide: x.copy_(wide)),
+    Recipe("aten::sum", same, lambda x: x.sum(0)),
+    Recipe("aten::mean", same, lambda x: x.mean(-1, keepdim=True)),
+    Recipe("aten::zeros", same, torch.zeros_like),
+    Recipe("aten::zeros_like", same, torch.zeros_like),
 )
 
 

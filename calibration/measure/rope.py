@@ -25,8 +25,8 @@ def complex_pairs(o: Operands, shape: Shape) -> Sequence[Any]:
 
 
 RECIPES = (
-    Recipe("aten::mul (complex)", "elementwise", 0, complex_pairs, torch.mul, extra_bytes=24),
-    Recipe("aten::conj", "elementwise", 0, complex_pairs, lambda x, _: torch.conj_physical(x), extra_bytes=16),
+    Recipe("aten::mul (complex)", complex_pairs, torch.mul),
+    Recipe("aten::conj", complex_pairs, lambda x, _: torch.conj_physical(x)),
 )
 
 

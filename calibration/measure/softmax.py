@@ -16,9 +16,8 @@ from calibration.measure.recipes import Recipe, design, same, two
 FAMILY = "softmax"
 aten = torch.ops.aten
 RECIPES = (
-    Recipe("aten::_softmax", "softmax", 2, same, lambda x: aten._softmax(x, -1, False)),
-    Recipe(
-        "aten::_softmax_backward_data", "softmax", 3, two,
+    Recipe("aten::_softmax", same, lambda x: aten._softmax(x, -1, False)),
+    Recipe("aten::_softmax_backward_data", two,
         lambda g, y: aten._softmax_backward_data(g, y, -1, y.dtype),
     ),
 )  # fmt: skip

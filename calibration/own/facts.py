@@ -64,7 +64,7 @@ def catalogue_name(title: str) -> str | None:
 
 def facts_of(info: Mapping[str, Any], points: Sequence[TimedPoint]) -> Facts:
     """Facts of the device that `info` describes."""
-    name = catalogue_name(str(info["title"])) if info["kind"] == "cuda" else None
+    name = (info.get("gpu") or catalogue_name(str(info["title"]))) if info["kind"] == "cuda" else None
     if name is not None:
         return Facts(find_gpu(name), {"gpu": name, "title": info["title"]})
     peaks: dict[str, float] = {}

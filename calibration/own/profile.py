@@ -53,7 +53,7 @@ def _of_a_cpu() -> dict[str, Figure]:
     """No queue of launches, no driver, no communicator that holds multiprocessors (unless it is read)."""
     host = {f"host.{name}": Figure(0.0, "measured", IN_OPERATORS) for name in CPU_HOST}
     none = Figure(0.0, "assumed", "not measured: nothing runs beside compute")
-    return {**host, "overlap.nccl_sms": none, "overlap.slowdown": none}
+    return {**host, "overlap.nccl_sms": none, "overlap.slowdown": none, "overlap.copy_share": none}
 
 
 def profile_text(

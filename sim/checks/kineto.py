@@ -71,13 +71,18 @@ def read_traces(path: Path) -> list[RankTrace]:
     return sorted((read_trace(file) for file in found), key=lambda trace: trace.rank)
 
 
-def read_trace(path: Path) -> RankTrace:
-    """One trace. Raises TraceError, OSError."""
+def read_events(path: Path) -> tuple[dict[str, Any], list[Event]]:
+    """The trace's document, and its events that have a duration, with times as numbers. Raises TraceError, OSError."""
     document = _document(path)
     events = document.get("traceEvents")
     if not isinstance(events, list):
         raise TraceError(f"{path}: no traceEvents in it: a trace of torch.profiler is expected")
-    timed = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and _is_timed(e)]
+    return document, [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and _is_timed(e)]
+
+
+def read_trace(path: Path) -> RankTrace:
+    """One trace. Raises TraceError, OSError."""
+    document, timed = read_events(path)
     on_device = [e for e in timed if e.get("cat") in ON_DEVICE]
     device = "gpu" if on_device else "cpu"
     work = on_device or [e for e in timed if e.get("cat") == "cpu_op"]

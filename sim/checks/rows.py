@@ -255,8 +255,14 @@ FABRICS = {"gb200-186gb": 72, "gb300-288gb": 72}
 """GPUs that one NVLink fabric joins, where it joins several nodes (NVL72): what a group inside it sees as one node."""
 
 
+SITES = ((r"a100.*jean.zay", 400),)
+"""Networks of machines that a GPU's label names, in Gb/s of a node: Jean Zay's A100 nodes have four Omni-Path ports of
+100 Gb/s (model card of BLOOM)."""
+
+
 def cluster(facts: Facts, gpu: Gpu) -> Sections:
-    """Nodes of the usual size for this GPU, or as the notes print them ("2 nodes x 4 GPUs")."""
+    """Nodes of the usual size for this GPU, or as the notes print them ("2 nodes x 4 GPUs"); the network as the label
+    prints it ("8x 400 Gb NIC"), or that of the machine it names."""
     gpus = facts.num_gpus or 1
     printed = re.search(r"(\d+) nodes? x (\d+) GPUs", facts.text.get("notes", ""))
     per_node = gcd(gpus, gpu.node.gpus)
@@ -269,6 +275,9 @@ def cluster(facts: Facts, gpu: Gpu) -> Sections:
     network = re.search(r"(\d+)x ?(\d+) ?Gb\b[^,;]* NIC", facts.text.get("gpu", ""))
     if network:
         section["network"] = f"{int(network[1]) * int(network[2]) / per_node:g} Gb/s"
+    for words, node_gb_per_s in SITES:
+        if facts.says("gpu", words):
+            section["network"] = f"{node_gb_per_s / per_node:g} Gb/s"
     return section | ({"usable_memory": usable} if usable else {})
 
 

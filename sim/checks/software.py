@@ -218,6 +218,7 @@ KNOWN = (
         llama="megatron",
         reentrant=True,
         megatron="2021",
+        reduce="fp16",  # accumulate-allreduce-grads-in-fp32 is off by default
         sharding="none",
         since_start=True,
     ),

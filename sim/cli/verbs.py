@@ -231,7 +231,9 @@ def presets() -> None:
 
 @app.command()
 def profiles(
-    name: Annotated[str | None, typer.Argument(help="One profile: all its figures with label and source.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One profile, or a file of your own: all its figures with label and source.")
+    ] = None,
     only: Annotated[str, typer.Option("--only", help="Figures whose name starts with this, e.g. attention.")] = "",
 ) -> None:
     """List the cost profiles, or the figures of one.
@@ -239,12 +241,12 @@ def profiles(
     Example: python -m sim profiles h100-sxm --only gemm
     """
     from sim.cost.listing import figure_rows, profile_rows
-    from sim.cost.profile import load_profile
+    from sim.cost.own import profile_named
     from sim.report.console import make_console
     from sim.report.costs import figure_table, profile_table
 
     with answers_errors():
-        table = profile_table(profile_rows()) if name is None else figure_table(figure_rows(load_profile(name), only))
+        table = profile_table(profile_rows()) if name is None else figure_table(figure_rows(profile_named(name), only))
         make_console().print(table)
 
 

@@ -21,6 +21,7 @@ from sim.cost.profile import EVIDENCE, Profile, load_profile, profile_for, profi
 from sim.hardware.catalogue import UnknownGpu, find_gpu, gpu_names
 from sim.scenario.document import Document
 from sim.scenario.load import read_document, read_text
+from sim.scenario.names import is_own_profile
 from sim.scenario.problems import ScenarioError
 
 GROUPS = ("link", "gemm", "attention", "memory", "collective", "inter_node", "p2p", "copy", "overlap", "host_link")
@@ -75,6 +76,11 @@ def own_profile_for(gpu: Gpu, path: str | Path) -> Profile:
         return profile
     figures = profile.figures.overlaid(profile.name, {}, profile.name)
     return Profile(profile.name, profile.description, (gpu.name,), figures)
+
+
+def profile_named(name: str) -> Profile:
+    """A profile that ships, or the file of one's own. Raises CostError."""
+    return load_own_profile(Path(name)) if is_own_profile(name) else load_profile(name)
 
 
 def load_own_profile(path: Path) -> Profile:
@@ -229,6 +235,7 @@ def _leaf_names() -> dict[str, set[str]]:
     """Last parts of the names of all figures, by group."""
     names: dict[str, set[str]] = {group: set() for group in (*GROUPS, HOST)}
     names["host_link"] = {"both_directions", "half_gb_per_s"}
+    names["overlap"] = {"copy_share"}
     every = [name for profile in profile_names() for name, _ in load_profile(profile).figures]
     for name in (*every, *(f"{HOST}.{name}" for name, _ in load_framework("eager").figures)):
         group, _, rest = name.partition(".")

@@ -100,7 +100,9 @@ class AccumulateGrad:
         number = Operators.number("AccumulateGrad")
 
     def backward(self, tape: Tape, gradients: Gradients) -> Gradients:
-        gradient = gradients[0] if gradients else None  # none: its producer has added it to the main gradient
+        gradient = gradients[0] if gradients else None  # none: its producer has added it to the main gradient,
+        if gradient is None and tape.weight_store is not None:  # or put it off
+            return []
         if gradient is not None and self.leaf.grad is None:
             if gradient.strides != (layout := dense(self.leaf.shape, self.leaf.strides)):
                 gradient = tape.pointwise("aten::clone", gradient.shape, gradient.dtype, layout, gradient.bytes, "copy")

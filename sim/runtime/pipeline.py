@@ -39,10 +39,11 @@ from sim.runtime.tape import Tape
 from sim.runtime.templates import MicroBatch
 from sim.runtime.tensor import Tensor
 from sim.runtime.unfold import Folded
+from sim.runtime.weight_store import StoredWeights
 from sim.scenario.setup import Offload, Pipeline
 
 SEND, RECEIVE = Operators.number("pipeline::send"), Operators.number("pipeline::receive")
-EARLY = ("interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v")
+EARLY = ("interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 """Schedules that receive as soon as possible (torch's _PipelineScheduleRuntime); the others right before they need it."""
 
 
@@ -87,7 +88,7 @@ class _Run:
     rest: Any
     kept: bool
     """All activations: checkpointed regions do not recompute."""
-    split: SplitBackward | None = None
+    split: SplitBackward | StoredWeights | None = None
 
 
 @dataclass(slots=True)
@@ -216,8 +217,15 @@ class PipelineRank:
         self._hand_back(action, run)
 
     def _input_gradient(self, action: Action) -> None:
-        """A first stage without a leaf has nothing to hand back: its whole backward comes with the weights."""
+        """A first stage without a leaf has nothing to hand back: its whole backward comes with the weights, but for
+        Megatron, which puts off products alone."""
         run = self._runs[action.stage, action.micro_batch]
+        if not self.wire.kept:
+            run.split = StoredWeights(self.tape, run.output)
+            run.split.input_gradient(self._incoming(action))
+            self._hand_back(action, run)
+            run.leaf = run.rest = None
+            return
         if run.leaf is None:
             return
         run.split = SplitBackward(self.tape, run.output, run.leaf)

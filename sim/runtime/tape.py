@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sim.runtime.main_gradients import MainGradients
     from sim.runtime.ops.base import Op
     from sim.runtime.selective import Selective
+    from sim.runtime.weight_store import PutOff
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class Tape:
         """Ranks that share sequences in torch's context_parallel, which takes scaled_dot_product_attention over."""
         self.splits: str | None = None
         """Which part of a split backward runs: "input" or "weight"."""
+        self.weight_store: list[PutOff] | None = None
+        """While the first part of Megatron's split backward runs: what its linear layers put off."""
 
     # -- modules -----------------------------------------------------------------------------------------------
     def enter(self, path: str) -> int:

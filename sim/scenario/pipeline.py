@@ -12,7 +12,7 @@ from sim.scenario.setup import SPLITS_BACKWARD, Pipeline
 
 AnyModel = ModelConfig | ChainConfig
 
-FIXED_CHUNKS = {"gpipe": 1, "1f1b": 1, "zb-v": 2, "dualpipe-v": 2}
+FIXED_CHUNKS = {"gpipe": 1, "1f1b": 1, "zb-h2": 1, "zb-v": 2, "dualpipe-v": 2}
 """Stages per rank of the schedules that do not leave them open."""
 USUAL_CHUNKS = {"interleaved": 2, "breadth-first": 2}
 CUT_IMPLEMENTATIONS = ("torchtitan", "nanogpt", "megatron")

@@ -234,8 +234,8 @@ class PipelineSection(Section):
 
     degree: Ranks
     """Ranks that a micro-batch passes; degree x fsdp degree x replicas is the number of GPUs."""
-    schedule: Literal["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v"] = "1f1b"
-    """Order of forwards and backwards, as torch.distributed.pipelining's. Default: 1f1b."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"] = "1f1b"
+    """Order of forwards and backwards, as torch.distributed.pipelining's (zb-h2 as in its paper). Default: 1f1b."""
     virtual: Count | None = None
     """Stages (model chunks) per rank. Default: 2 for interleaved, breadth-first, zb-v and dualpipe-v, else 1."""
     placement: Placement = "balanced"

@@ -173,7 +173,7 @@ class Fsdp:
 
 
 FOLDED = ("zb-v", "dualpipe-v")
-SPLITS_BACKWARD = ("zb-h1", *FOLDED)
+SPLITS_BACKWARD = ("zb-h1", "zb-h2", *FOLDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

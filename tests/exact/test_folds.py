@@ -28,7 +28,7 @@ FOLDED = [
     ("nanogpt", "1f1b", "fsdp: {degree: 2}", 2),
     ("nanogpt", "dualpipe-v", "fsdp: null", 1),
     ("nanogpt", "zb-v", "fsdp: null", 1),  # holds on to gradients of inputs, so that some ranks do not fold
-    *(("megatron", schedule, TENSOR, 2) for schedule in ("1f1b", "zb-h1", "zb-v", "dualpipe-v")),
+    *(("megatron", schedule, TENSOR, 2) for schedule in ("1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")),
     *(("megatron", schedule, OVERLAPPED, 4) for schedule in ("1f1b", "zb-h1")),
     ("megatron", "1f1b, scatter_gather: true", "tensor: {degree: 2}", 2),
     ("megatron", "interleaved, virtual: 1, overlap_p2p: false, scatter_gather: true", "tensor: {degree: 2}", 2),
@@ -67,10 +67,12 @@ def test_folding_happens() -> None:
     assert len(run.pipeline.steps) < 0.5 * 32 * 6
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"]
+)
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 4), (2, 4), (4, 16), (4, 64), (8, 32)])
 def test_a_fold_leaves_out_whole_periods(schedule: str, ranks: int, micro_batches: int) -> None:
-    chunks = 1 if schedule in ("gpipe", "1f1b", "zb-h1") else 2
+    chunks = 1 if schedule in ("gpipe", "1f1b", "zb-h1", "zb-h2") else 2
     made = orders(schedule, ranks, micro_batches, chunks)
     folds = schedule in ("zb-v", "dualpipe-v")
     for steps in with_transfers(made, parts_of(ranks, chunks, folds), early=schedule in EARLY):

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
-from sim.api import Outcome, simulate
+from sim.api import Outcome, play_time, simulate
+from sim.engine.memory import play_memory
+from sim.program.program import Row
+from sim.runtime.record import record
 from sim.scenario import load_text
 
 LAYERS, ACTIVATION = 16, 1 << 20
@@ -141,3 +145,16 @@ def test_only_micro_batches_that_do_not_fit_are_recomputed() -> None:
         assert all(most <= bytes_held <= most + 4 for most, bytes_held in zip(held, found))
         assert step_us(outcome) <= step_us(recomputed(kept - 1))
     assert step_us(recomputed(4)) == (8 + 3) * 2 * (10 + 20)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 13), (8, 16)])
+def test_zb_h2_leaves_no_rank_idle_between_its_first_and_its_last_pass(p: int, m: int) -> None:
+    """Qi et al. 2024, table 2: 2 p - 1 micro-batches in memory, (p - 1)(F + I - 2 W) = 0 of bubble for equal passes."""
+    setup = played("zb-h2", p, m).setup
+    programs = [record(setup, 2, rank=rank) for rank in range(p)]
+    memories = [play_memory(program, "", 1 << 40, 1 << 40, setup.torch) for program in programs]
+    for program, lanes in zip(programs, play_time(setup, programs, memories)):
+        begin = next(mark.rows for mark in program.marks if mark.name == "s0.end")
+        kernels = begin + np.flatnonzero(program.row_kind[begin:] == Row.LAUNCH)
+        span_ns = lanes.end_ns[kernels].max() - lanes.start_ns[kernels].min()
+        assert span_ns == m * LAYERS // p * (FORWARD_US + BACKWARD_US) * 1000

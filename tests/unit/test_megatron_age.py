@@ -31,3 +31,17 @@ def test_megatron_of_its_year(
     assert parallel["tensor"].get("async_all_reduce") is beside
     assert parallel["data"].get("gradient_accumulation_fusion") is beside
     assert (parallel["pipeline"].get("overlap_p2p"), parallel["pipeline"].get("scatter_gather")) == (overlaps, shares)
+
+
+def test_gradients_of_2021_are_summed_in_16_bit() -> None:
+    assert (
+        document(**PIPED | {"source": "Narayanan et al. 2021 PTD-P", "precision": "fp16"})["precision"]["reduce"]
+        == "fp16"
+    )
+    assert document(**PIPED | {"source": "Megatron-LM", "precision": "fp16"})["precision"]["reduce"] == "fp32"
+
+
+def test_a_named_machine_has_its_network() -> None:
+    row = PIPED | {"source": "BigScience (Megatron-DeepSpeed)", "vpp": ""}
+    assert document(**row | {"gpu": "A100-SXM4-80GB (Jean Zay, 8/node)"})["cluster"]["network"] == "50 Gb/s"
+    assert "network" not in document(**row | {"gpu": "A100-SXM4-80GB (Selene)"})["cluster"]

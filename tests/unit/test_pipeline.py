@@ -85,7 +85,7 @@ def test_all_stages_together_compute_what_one_gpu_computes(schedule: str, implem
     assert {kernel: n for kernel, n in together.items() if isinstance(kernel.work, Gemm)} == gemms  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("implementation", ["nanogpt", "megatron"])
 def test_a_split_backward_computes_the_same(schedule: str, implementation: str) -> None:
     """Products, that is: none is computed in both passes."""
@@ -95,6 +95,33 @@ def test_a_split_backward_computes_the_same(schedule: str, implementation: str) 
     for kernel, count in alone.items():
         if isinstance(kernel.work, Gemm):  # type: ignore[attr-defined]
             assert together[kernel] == count
+
+
+def held_bytes(program: Program) -> dict[str, int]:
+    """Bytes of tensors at every mark; of a split backward, after its first pass."""
+    sign = np.where(program.mem_kind == Mem.ALLOC, 1, 0) * program.mem_bytes
+    sizes = dict(zip(program.mem_handle[program.mem_kind == Mem.ALLOC].tolist(), sign[sign > 0].tolist()))
+    freed = [
+        sizes.get(handle, 0) if kind == Mem.FREE else 0
+        for handle, kind in zip(program.mem_handle.tolist(), program.mem_kind.tolist())
+    ]
+    held = np.cumsum(sign - np.array(freed))
+    return {mark.name: int(held[mark.memory_events - 1]) for mark in reversed(program.marks)}
+
+
+def test_megatron_keeps_inputs_and_gradients_of_linear_layers_until_their_weights_turn() -> None:
+    """zero-bubble's WeightGradStore: 7 h of inputs and 9 h of gradients of a token and layer, in 16 bit. Rank 2 of 4 does its
+    first weights after its third first pass, and has one micro-batch in flight from the first on."""
+    program = programs_of(setup_of("schedule: zb-h1", "megatron"), 1)[2]
+    held = held_bytes(program)
+    layers, tokens, element = 2, 2 * 128, 2  # of the output, which lets go of its bytes when it is sent
+    assert held["s0.bwd2"] - held["s0.bwd1"] == layers * tokens * 512 * 2 * (7 + 9) + element
+
+
+def test_torch_keeps_the_graph_until_its_weights_turn() -> None:
+    program = programs_of(setup_of("schedule: zb-h1", "nanogpt"), 1)[2]
+    held = held_bytes(program)
+    assert held["s0.bwd2"] - held["s0.bwd1"] > 2 * 2 * 128 * 512 * 2 * (17 + 9)
 
 
 def test_every_hidden_state_and_every_gradient_is_sent_once() -> None:

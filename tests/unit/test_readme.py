@@ -43,7 +43,20 @@ def call(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_readme_shows_every_verb() -> None:
-    verbs = {"run", "compare", "diff", "explain", "export", "gpus", "import", "presets", "report", "schema", "validate"}
+    verbs = {
+        "run",
+        "calibrate",
+        "compare",
+        "diff",
+        "explain",
+        "export",
+        "gpus",
+        "import",
+        "presets",
+        "report",
+        "schema",
+        "validate",
+    }
     assert {command.split()[3] for command in COMMANDS} >= verbs
 
 

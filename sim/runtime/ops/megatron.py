@@ -7,6 +7,7 @@ A function written in Python holds its incoming gradient no longer than its back
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from sim.runtime.ops.pointwise import to
 from sim.runtime.ops.tensor_parallel import block, finish, outside_shard, some_tokens, start, whole_tokens
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
+from sim.runtime.weight_store import PutOff
 
 
 def _seen_as(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -36,8 +38,7 @@ class ParallelLinear(Op):
     S/ranks tokens, gathered into a global buffer: before the product, and again in backward beside the product for dx.
     `overlaps` False: dx is summed after dW, and compute waits (_CopyToModelParallelRegion before it).
     Where gradients are accumulated in fp32 (`Tape.main_gradients`), the product for dW adds to the main gradient.
-    A split backward computes dx in its first pass and the rest in its second (zero-bubble's WeightGradStore): autograd
-    alone would run the whole function, written in Python, in both.
+    A split backward puts dW off (`Tape.weight_store`).
     """
 
     node = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
@@ -65,38 +66,53 @@ class ParallelLinear(Op):
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        gradient, weight, (ranks, gathers_tokens, overlaps) = first(gradients), saved[1], node.attributes
-        for_input, for_weight = tape.splits != "weight", tape.splits != "input"
+        gradient, (x, weight), (ranks, gathers_tokens, overlaps) = first(gradients), saved, node.attributes
         gathers_tokens, shape, (n, k) = gathers_tokens and ranks > 1, node.metas[0][0], weight.shape
         if gathers_tokens:
             shape = whole_tokens(shape, ranks)
-        rows, dtype = prod(shape[:-1]), gradient.dtype
+        dtype, now = gradient.dtype, tape.weight_store is None
         result: Gradients = [None, None, None]
         gathered = reduced = None
-        if gathers_tokens and for_weight:
+        if gathers_tokens and now:
             gathered = start(tape, "all_gather", _gathered(tape, shape, dtype), ranks)
-        if for_input:
-            dx = result[0] = _seen_as(tape.matmul_out("aten::mm", rows, k, n, dtype), shape)
+        dx = result[0] = _seen_as(tape.matmul_out("aten::mm", prod(shape[:-1]), k, n, dtype), shape)
         if gathered is not None:
             finish(tape, gathered)
-        if for_input and gathers_tokens:
+        if gathers_tokens:
             result[0] = tape.empty(some_tokens(shape, ranks), dtype)
             reduced = start(tape, "reduce_scatter", dx, ranks)
-        elif for_input and ranks > 1 and overlaps:
+        elif ranks > 1 and overlaps:
             reduced = start(tape, "all_reduce", dx, ranks)
-        if for_weight:
-            if tape.main_gradients is not None and tape.main_gradients.takes(weight):
-                tape.recorder.launch("wgrad_gemm_accum_fp32", Gemm(n, k, rows, dtype, accumulate=True))
-            else:
-                result[1] = tape.matmul_out("aten::mm", n, k, rows, dtype)
-            if node.needs(2):
-                result[2] = tape.sum_to(gradient, (n,))
+        if now:
+            result[1] = _weight_gradient(tape, x, gradient, weight)
+        elif tape.weight_store is not None and node.edges[1] is not None:
+            later = partial(_gathered_weight_gradient, tape, x, gradient, weight, ranks if gathers_tokens else 1)
+            tape.weight_store.append(PutOff(node.base, node.op.number, later, node.edges[1][0]))
+        if node.needs(2):
+            result[2] = tape.sum_to(gradient, (n,))
         if reduced is not None:
             finish(tape, reduced)
-        elif for_input and ranks > 1:
+        elif ranks > 1:
             block(tape, "all_reduce", dx, ranks)
         gradients.clear()
         return result
+
+
+def _weight_gradient(tape: Tape, x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor | None:
+    """dW; None where the product adds to the main gradient itself."""
+    (n, k), rows = weight.shape, prod(gradient.shape[:-1])
+    if tape.main_gradients is not None and tape.main_gradients.takes(weight):
+        tape.recorder.launch("wgrad_gemm_accum_fp32", Gemm(n, k, rows, gradient.dtype, accumulate=True))
+        return None
+    return tape.matmul_out("aten::mm", n, k, rows, gradient.dtype)
+
+
+def _gathered_weight_gradient(tape: Tape, x: Tensor, gradient: Tensor, weight: Tensor, ranks: int) -> Tensor | None:
+    """dW in a second pass; x, of which the rank has 1 / ranks of the tokens, is gathered for it."""
+    if ranks > 1:
+        shape = whole_tokens(x.shape, ranks)
+        finish(tape, start(tape, "all_gather", _gathered(tape, shape, gradient.dtype), ranks))
+    return _weight_gradient(tape, x, gradient, weight)
 
 
 class BiasGelu(Op):

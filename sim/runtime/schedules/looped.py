@@ -1,7 +1,8 @@
-"""Schedules over stages dealt out in a loop: GPipe, 1F1B, breadth first, interleaved, and the zero-bubble ZB-H1.
+"""Schedules over stages dealt out in a loop: GPipe, 1F1B, breadth first, interleaved, and the zero-bubble ZB-H1 and ZB-H2.
 
 Sources: GPipe (Huang et al. 2019), PipeDream-Flush (Narayanan et al. 2021), breadth first (Lamy-Poirier 2023),
-interleaving (Narayanan et al. 2021), zero bubble (Qi et al. 2024); orders as torch.distributed.pipelining's.
+interleaving (Narayanan et al. 2021), zero bubble (Qi et al. 2024); orders as torch.distributed.pipelining's, which has no
+ZB-H2.
 """
 
 from __future__ import annotations
@@ -33,25 +34,26 @@ def breadth_first(rank: int, ranks: int, micro_batches: int, chunks: int) -> lis
     return there + [action._replace(kind=Kind.BACKWARD) for action in reversed(there)]
 
 
-def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int, zero_bubble: bool = False) -> list[Action]:
+def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int, zero_bubble: int = 0) -> list[Action]:
     """Rounds of about p micro-batches: each goes through all chunks of the rank before the next round begins.
 
-    A rank is 2 forwards further ahead than the next one (1 under zero bubble), so that transfers hide. `zero_bubble`
-    splits backwards; rank r puts a weight gradient off by r backwards, which fills the bubble at the end.
+    A rank is 2 forwards further ahead than the next one, so that transfers hide. `zero_bubble` splits backwards: 1 (ZB-H1)
+    with 1 forward ahead; rank r puts a weight gradient off by r backwards, which fills the bubble at the end. 2 (ZB-H2) with
+    2 ahead, put off by 2 r: no bubble at the beginning either, for the memory of 2 p - 1 micro-batches on every rank.
     """
     size = micro_batches // max(1, micro_batches // ranks)
     count = micro_batches * chunks
-    ahead = min(count, (chunks - 1) * size + (1 if zero_bubble else 2) * (ranks - 1 - rank))
+    ahead = min(count, (chunks - 1) * size + (zero_bubble or 2) * (ranks - 1 - rank))
     forwards = _numbered(rank, ranks, [n // size % chunks for n in range(count)], Kind.FORWARD)
     order = [chunks - 1 - n // size % chunks for n in range(count)]
     backwards = _numbered(rank, ranks, order, Kind.INPUT_GRADIENT if zero_bubble else Kind.BACKWARD)
     weights = [action._replace(kind=Kind.WEIGHT_GRADIENT) for action in backwards] if zero_bubble else []
-    actions = forwards[:ahead]
+    actions, later = forwards[:ahead], zero_bubble * rank
     for n in range(count):
         actions += forwards[ahead + n : ahead + n + 1]
         actions.append(backwards[n])
-        actions += weights[n - rank : n - rank + 1] if n >= rank else []
-    return actions + weights[max(0, count - rank) :]
+        actions += weights[n - later : n - later + 1] if n >= later else []
+    return actions + weights[max(0, count - later) :]
 
 
 def _numbered(rank: int, ranks: int, chunks: list[int], kind: Kind) -> list[Action]:

@@ -13,7 +13,8 @@ _BY_NAME: dict[str, Callable[[int, int, int, int], list[Action]]] = {
     "1f1b": lambda r, p, m, v: one_forward_one_backward(r, p, m),
     "interleaved": interleaved,
     "breadth-first": breadth_first,
-    "zb-h1": lambda r, p, m, v: interleaved(r, p, m, v, zero_bubble=True),
+    "zb-h1": lambda r, p, m, v: interleaved(r, p, m, v, zero_bubble=1),
+    "zb-h2": lambda r, p, m, v: interleaved(r, p, m, 1, zero_bubble=2),
     "zb-v": lambda r, p, m, v: zero_bubble_v(r, p, m),
     "dualpipe-v": lambda r, p, m, v: dual_pipe_v(r, p, m),
 }

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim import __version__
-from sim.program.kernels import Transfer
+from sim.cost.measured import work_to_dict
+from sim.program.kernels import Fixed, Kernel, Transfer
 from sim.program.program import OPERATOR_MASK, PATH_MASK, PATH_SHIFT, PHASE_SHIFT, STREAM_NAMES, Ints, Row
 from sim.program.world import Floats
 from sim.timeline.clock import host_clock, memory_clock
@@ -106,14 +107,16 @@ def _work(lanes: Lanes, rank: Rank) -> Iterator[str]:
     rows = np.flatnonzero(lanes.runs | np.isin(program.row_kind, (Row.SEND, Row.RECEIVE)))
     names, numbers = row_names(program, rows)
     quoted, categories = [json.dumps(name) for name in names], [category(name) for name in names]
+    works = [*map(_work_argument, program.kernels), ""]
+    kernels = np.where(program.row_kind[rows] == Row.LAUNCH, program.row_argument[rows], -1)
     runtime = ["cudaMemcpyAsync" if kind == "gpu_memcpy" else "cudaLaunchKernel" for kind in categories]
     paths, operators = [json.dumps(path) for path in program.paths], [json.dumps(op) for op in program.operators]
     clock = np.concatenate(([0.0], host_clock(lanes)))
     columns = (
         rows, numbers, program.row_stream[rows], clock[rows], lanes.issue_ns[rows], lanes.start_ns[rows],
-        lanes.end_ns[rows], program.row_where[rows],
+        lanes.end_ns[rows], program.row_where[rows], kernels,
     )  # fmt: skip
-    for row, name, stream, from_ns, issue_ns, start_ns, end_ns, where in zip(*(c.tolist() for c in columns)):
+    for row, name, stream, from_ns, issue_ns, start_ns, end_ns, where, kernel in zip(*(c.tolist() for c in columns)):
         tid, issued = STREAM_THREADS[stream], f"{issue_ns / 1e3:.3f}"
         yield (
             f'{{"ph":"X","cat":"cuda_runtime","name":"{runtime[name]}","pid":{pid},"tid":{HOST_THREAD},'
@@ -123,13 +126,18 @@ def _work(lanes: Lanes, rank: Rank) -> Iterator[str]:
             f'{{"ph":"X","cat":"{categories[name]}","name":{quoted[name]},"pid":{pid},"tid":{tid},'
             f'"ts":{start_ns / 1e3:.3f},"dur":{_duration(start_ns, end_ns)},"args":{{"stream":{tid},"device":{pid},'
             f'"correlation":{row},"phase":"{PHASE_NAMES[where >> PHASE_SHIFT]}",'
-            f'"layer":{paths[where >> PATH_SHIFT & PATH_MASK]},"op":{operators[where & OPERATOR_MASK]}}}}}'
+            f'"layer":{paths[where >> PATH_SHIFT & PATH_MASK]},"op":{operators[where & OPERATOR_MASK]}{works[kernel]}}}}}'
         )
         yield f'{{"ph":"s","cat":"ac2g","name":"ac2g","id":{row},"pid":{pid},"tid":{HOST_THREAD},"ts":{issued}}}'
         yield (
             f'{{"ph":"f","bp":"e","cat":"ac2g","name":"ac2g","id":{row},"pid":{pid},"tid":{tid},'
             f'"ts":{start_ns / 1e3:.3f}}}'
         )
+
+
+def _work_argument(kernel: Kernel) -> str:
+    """The kernel's work as `sim.cost.measured` writes it, which `sim calibrate --from-trace` reads; none of a given time."""
+    return "" if isinstance(kernel.work, Fixed) else f',"work":{json.dumps(work_to_dict(kernel.work))}'
 
 
 def _transfers(lanes: Lanes, rank: Rank) -> Iterator[str]:
