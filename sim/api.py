@@ -110,6 +110,7 @@ class Outcome:
     copies: Copies | None
     """Copies between GPU and host; None without any, and where there are no times."""
     host_peak_bytes: int
+    nvme_bytes: int
     """Host memory of one rank at its peak, for what its GPU does not hold."""
     step_sigma: float | None
     """Relative sigma of the step time, from the spread of the sources behind the cost profile."""
@@ -146,6 +147,16 @@ class Outcome:
     def fits_host(self) -> bool:
         """Is the node's main memory large enough for that? (What else runs there is not counted.)"""
         return self.node_host_bytes <= self.setup.cluster.host_memory_bytes
+
+    @property
+    def node_nvme_bytes(self) -> int:
+        """What all ranks of a node hold on its drives."""
+        return self.nvme_bytes * min(self.setup.cluster.gpus_per_node, self.setup.mesh.size)
+
+    @property
+    def fits_nvme(self) -> bool:
+        """Are the node's drives large enough for that?"""
+        return self.node_nvme_bytes <= self.setup.cluster.drives.capacity_bytes
 
     @property
     def headroom_bytes(self) -> int:
@@ -221,6 +232,7 @@ def _simulated(setup: Setup) -> Outcome:
         utilization=utilization(setup, time) if time is not None else None,
         copies=copies_of(worst.lanes) if worst.lanes is not None and time is not None else None,
         host_peak_bytes=max(host_peak_bytes(program) for program in programs),
+        nvme_bytes=max(program.nvme_bytes for program in programs),
         step_sigma=step_sigma(worst.lanes, cost_model(setup), time.step_ns)
         if worst.lanes is not None and time is not None
         else None,
@@ -363,7 +375,7 @@ def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[Memo
     """
     cost = cost_model(setup)
     calls = [[_host_call(cost, event, action) for event, action, _ in memory.driver_calls] for memory in memories]
-    lowered = lower(programs, cost, setup.mesh, calls)
+    lowered = lower(programs, cost, setup.mesh, calls, setup.cluster.drives)
     try:
         played = play(lowered.world)
     except DeadlockError as error:

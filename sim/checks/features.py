@@ -81,6 +81,13 @@ def has_families(facts: Facts) -> bool:
     return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not other
 
 
+def _shares_tokens(facts: Facts) -> bool:
+    """Sequence parallelism: as printed, else with experts, which need it, else as the software does."""
+    if facts.text.get("sp"):
+        return facts.says("sp", "^yes")
+    return has_experts(facts) or software_of(facts).sequence_parallel
+
+
 def _shared(facts: Facts, label: str) -> bool:
     """Do several ranks reduce gradients together, and share states as the label says, or where there is none, as their
     software does, in Megatron's loop? Context-parallel ones do too."""
@@ -186,10 +193,7 @@ FEATURES = (
         name="tensor parallelism",
         path="parallel.tensor",
         needed=lambda f: f.tp > 1,
-        value=lambda f: {
-            "degree": f.tp,
-            "sequence_parallel": f.says("sp", "^yes" if f.text.get("sp") or not has_experts(f) else ""),
-        },
+        value=lambda f: {"degree": f.tp, "sequence_parallel": _shares_tokens(f)},
     ),
     Feature(
         name="pipeline parallelism",

@@ -35,8 +35,8 @@ DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200, "bert": 30522, "t5": 30622}
 GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"gh200", "gh200-96gb", None),
     (r"h800", "h800-sxm-80gb", None),
-    (r"h20\b|a800|5060|a6000|4070", "", None),
-    (r"rtx pro 6000", "rtxpro6000-96gb", None),
+    (r"a800", "a800-sxm-80gb", None),
+    (r"h20\b", "h20-sxm-96gb", None),
     (r"gb300", "gb300-288gb", None),
     (r"b300", "b300-sxm-288gb", None),
     (r"gb200", "gb200-186gb", None),
@@ -57,12 +57,20 @@ GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"a10g", "a10g-24gb", None),
     (r"rtx ?-?5090", "rtx5090-32gb", None),
     (r"rtx ?-?4090", "rtx4090-24gb", None),
+    (r"4070 ?ti ?super", "rtx4070tis-16gb", None),
+    (r"5060 ?ti 16", "rtx5060ti-16gb", None),
+    (r"rtx pro 6000", "rtxpro6000-96gb", None),
+    (r"a6000", "a6000-48gb", None),
     (r"rtx ?-?3090", "rtx3090-24gb", None),
     (r"mi300x", "mi300x-192gb", None),
     (r"mi250x", "mi250x-gcd-64gb", None),
 )
 """Words of a GPU's label, the catalogue's name ("": not in the catalogue), and usable memory where it is another size.
 The first that matches counts; A100 alone is the SXM card of 80 GB."""
+
+
+UNPRINTED_GPU = "not printed|not stated|unknown"
+"""Words of a label that is somebody's guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,8 @@ def unprinted(facts: Facts) -> list[str]:
         reasons.append("neither micro_batch nor global_batch is printed")
     if gpu_of(facts)[0] == "":
         label = facts.text.get("gpu", "")
-        reasons.append(f"GPU {label} is not in the catalogue" if label else "gpu is not printed")
+        printed = label and not re.search(UNPRINTED_GPU, label, re.IGNORECASE)
+        reasons.append(f"GPU {label} is not in the catalogue" if printed else "gpu is not printed")
     reasons += unprinted_experts(facts)
     if family_of(facts) == "t5" and facts.target_len is None:
         reasons.append("the decoder's tokens per sequence are not printed")
@@ -173,6 +182,8 @@ def _blank(facts: Facts, name: str) -> str:
 def gpu_of(facts: Facts) -> tuple[str, str | None]:
     """The catalogue's name of the row's GPU ("" where it has none), and its usable memory if another size is meant."""
     label = facts.text.get("gpu", "").lower().replace("_", " ")
+    if re.search(UNPRINTED_GPU, label):
+        return "", None
     for words, name, usable in GPUS:
         if re.search(words, label):
             return name, usable
@@ -180,7 +191,8 @@ def gpu_of(facts: Facts) -> tuple[str, str | None]:
 
 
 def family_of(facts: Facts) -> str | None:
-    """bert and t5 by name; llama for gated MLPs, gpt for GELU; by the model's name where the MLP is not printed."""
+    """bert and t5 by name; llama for gated MLPs and squared ReLU, gpt for GELU; by the model's name where the MLP is not
+    printed."""
     if facts.says("model_name", r"\bbert\b"):
         return "bert"
     if facts.says("model_name", r"\bt5\b"):
@@ -189,7 +201,7 @@ def family_of(facts: Facts) -> str | None:
         return "llama"
     if facts.says("mlp_type", "gelu"):
         return "gpt"
-    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight|grok|kimi"):
+    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight|nemotron|grok|kimi|gpt.?oss"):
         return "llama"
     return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
 
@@ -207,7 +219,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
             section["vocab"] = DEFAULT_VOCAB[family]
             assumptions.append(f"vocabulary {DEFAULT_VOCAB[family]}")
         if facts.ffn_hidden is None and facts.hidden is not None:
-            section["ffn_hidden"] = 4 * facts.hidden if family != "llama" else -(-facts.hidden * 8 // 3 // 256) * 256
+            gated = family == "llama" and not facts.says("mlp_type", "squared")
+            section["ffn_hidden"] = -(-facts.hidden * 8 // 3 // 256) * 256 if gated else 4 * facts.hidden
             assumptions.append(f"ffn_hidden {section['ffn_hidden']}")
     if family == "t5" and facts.hidden is not None and facts.heads is not None:
         section |= {"decoder_layers": facts.decoder_layers or facts.layers, "head_dim": facts.hidden // facts.heads}

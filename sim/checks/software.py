@@ -53,6 +53,8 @@ class Software:
     """Where it compiles, it compiles the loss too."""
     sharding: str = ""
     """Label of the data parallelism that it uses where the row prints none."""
+    sequence_parallel: bool = False
+    """Its tensor-parallel ranks share the tokens of norms and dropout, where a row does not say."""
     memory: Counter = "allocated"
     """What its "memory" is, where neither the row nor its notes say."""
     since_start: bool = False
@@ -182,6 +184,7 @@ KNOWN = (
         flash="cudnn",  # Transformer Engine
         reduce="bf16",  # grad_reduce_in_fp32 is off in its bf16 recipes: 2 + 2 + 12/d bytes per parameter in row 33
         sharding="distributed optimizer",  # on by default in its recipes
+        sequence_parallel=True,  # bool(tp > 1) in its performance recipes
         since_start=True,
         often_8_bit=True,
         fp8="tensorwise",  # "FP8" of its performance summary is per-tensor current scaling
@@ -196,6 +199,7 @@ KNOWN = (
         flash="cudnn",  # Transformer Engine
         reduce="bf16",  # grad_reduce_in_fp32 is off in its bf16 recipes: 2 + 2 + 12/d bytes per parameter in row 33
         sharding="distributed optimizer",  # on by default in its recipes
+        sequence_parallel=True,  # bool(tp > 1) in its performance recipes
         since_start=True,
         often_8_bit=True,
         stores_fp8=True,  # fp8_params in bf16_with_fp8_mixed

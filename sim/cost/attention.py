@@ -130,9 +130,11 @@ def padded_head_dim(work: Attention) -> int:
 
 def keys_per_tile(work: Attention, masked_share: float = 0.0) -> list[float]:
     """Keys that each 128-row query tile of one head pays for: up to the diagonal where causal (which begins after
-    `past` keys), and `masked_share` of those behind it."""
+    `past` keys), from its first row's window on, and `masked_share` of the others."""
     tiles = ceil(work.q_len / TILE_ROWS)
     if not work.causal:
         return [work.kv_len] * tiles
     visible = [min(work.past + (tile + 1) * TILE_ROWS, work.kv_len) for tile in range(tiles)]
+    if work.window:
+        visible = [min(keys, work.window - 1 + TILE_ROWS) for keys in visible]
     return [keys + masked_share * (work.kv_len - keys) for keys in visible] if masked_share else [*visible]

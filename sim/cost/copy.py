@@ -52,6 +52,8 @@ class HostLinks:
     device_to_host_bytes_per_s: float
     host_to_device_bytes_per_s: float
     shared_bytes_per_s: float
+    step_bytes_per_s: float
+    """Memory traffic of an optimizer that every rank of the node runs on the CPU at the same time."""
 
 
 def host_links(figures: Figures, gpu: Gpu, gpus_per_node: int) -> HostLinks:
@@ -60,10 +62,13 @@ def host_links(figures: Figures, gpu: Gpu, gpus_per_node: int) -> HostLinks:
     measured = {name.removeprefix(HOST_LINK): f for name, f in figures if name.startswith(HOST_LINK)}
     host = Figures("host_links.yaml", {**dict(host_figures(gpu)), **measured})
     if "gpu_gb_per_s" in host:
-        memory = host["gpu_gb_per_s"] * 1e9 / (2 if "shared by two" in gpu.host_link else 1)
+        sharing = 2 if "shared by two" in gpu.host_link else 1
+        memory = host["gpu_gb_per_s"] * 1e9 / sharing
     else:
+        sharing = gpus_per_node
         memory = host["half_gb_per_s"] * 1e9 / -(-gpus_per_node // NUMA_HALVES)
-    return HostLinks(down, up, min(max(down, up) * host["both_directions"], memory))
+    step = host["node_step_gb_per_s"] * 1e9 / sharing
+    return HostLinks(down, up, min(max(down, up) * host["both_directions"], memory), step)
 
 
 def host_figures(gpu: Gpu) -> Iterator[tuple[str, Figure]]:

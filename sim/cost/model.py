@@ -24,9 +24,10 @@ from sim.cost.overlap import ALONE, LEVELS, OverlapForm
 from sim.cost.own import own_profile_for
 from sim.cost.profile import Profile, profile_for, with_gemm_efficiency
 from sim.cost.uncertainty import attention_sigma, collective_sigma, gemm_sigma, memory_sigma
-from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
+from sim.program.kernels import CPU_MEMORY, Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
 from sim.scenario.names import is_own_profile
 
+MIB = 1 << 20
 KernelWork = Gemm | Attention | Memory
 MEASURED_FORM = "measured"
 
@@ -170,9 +171,13 @@ class CostModel:
         """Host time of issuing `collective`."""
         return self.host.collective_ns
 
-    def host_work_ns(self, work: HostWork) -> int:
-        """Host time of work that is no launch."""
-        return self.host.work_ns(work)
+    def host_work_ns(self, work: HostWork, gpus_per_node: int = 1) -> int:
+        """Host time of work that is no launch. An optimizer on the CPU shares the node's memory with those of the other
+        `gpus_per_node`."""
+        alone_ns = self.host.work_ns(work)
+        if work.name != CPU_MEMORY:
+            return alone_ns
+        return max(alone_ns, round(work.count * MIB / self.host_links(gpus_per_node).step_bytes_per_s * 1e9))
 
     def driver_call_ns(self, kind: str) -> int:
         """Host time of one driver call: "cuda_malloc", "cuda_free", "map", "unmap", "cuda_host_alloc" or

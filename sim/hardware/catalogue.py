@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ruamel.yaml import YAML
 
+from sim.hardware.drives import USUAL, Drives, usual_drives
 from sim.units import parse_bandwidth, parse_bytes, parse_compute
 
 Label = Literal["datasheet", "published", "assumed", "given"]
@@ -103,8 +104,10 @@ class Cluster:
     communicator_bytes: int
     host_memory_bytes: int
     """Main memory of one node."""
+    drives: Drives
+    """NVMe drives of one node."""
     sources: tuple[tuple[str, Source], ...] = ()
-    """Sources of the last five figures."""
+    """Sources of the last six figures."""
 
     @property
     def gpus(self) -> int:
@@ -147,6 +150,7 @@ def make_cluster(
     context_bytes: int | None = None,
     communicator_bytes: int | None = None,
     host_memory_bytes: int | None = None,
+    drives: Drives | None = None,
 ) -> Cluster:
     """A cluster with the catalogue's figures where nothing else is given; `network_bytes_per_s` is per GPU."""
     given: dict[str, int | None] = {
@@ -166,8 +170,10 @@ def make_cluster(
     }
     figures = {key: default[key] if value is None else value for key, value in given.items()}
     known = {**dict(gpu.sources), "host_memory_bytes": HOST_MEMORY}
-    sources = tuple((key, known[key] if value is None else GIVEN) for key, value in given.items())
-    return Cluster(gpu=gpu, gpus_per_node=in_node, nodes=nodes, sources=sources, **figures)
+    sources = [(key, known[key] if value is None else GIVEN) for key, value in given.items()]
+    sources.append(("drives", Source("assumed", USUAL) if drives is None else GIVEN))
+    drives = drives or usual_drives(in_node)
+    return Cluster(gpu=gpu, gpus_per_node=in_node, nodes=nodes, drives=drives, sources=tuple(sources), **figures)
 
 
 @cache

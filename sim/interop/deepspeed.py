@@ -11,10 +11,10 @@ from sim.interop.given import Raw
 from sim.interop.options import Options
 from sim.interop.script import needs, put_script
 from sim.interop.table import load_table
-from sim.scenario import is_field
 
 ADAMS = ("adam", "adamw", "fusedadam", "deepspeedcpuadam")
 CPU, NVME = "cpu", "nvme"
+KEPT = ("none", "false")
 
 
 def import_deepspeed(path: Path, text: str, options: Options) -> Imported:
@@ -38,19 +38,11 @@ def import_deepspeed(path: Path, text: str, options: Options) -> Imported:
     elif kind not in ADAMS:
         draft.cannot("optimizer.type", "another optimizer than Adam")
     draft.use("optimizer.type", "optimizer.name: adamw")
-    if "offload" in draft.document.data.get("optimizer", {}):
-        if draft.get("gradient_clipping") or "gradient_clipping" in auto:
-            draft.assume("optimizer.clip_norm", "null: an optimizer on the CPU is played without clipping")
-        draft.use("gradient_clipping", "not played beside an optimizer on the CPU")
-        draft.put("optimizer.clip_norm", None, note="gradients leave before their norm is known")
-    elif "gradient_clipping" in auto:
+    if "gradient_clipping" in auto:
         usual = table.facts["auto"]["gradient_clipping"]
         draft.put("optimizer.clip_norm", usual, note='gradient_clipping "auto": max_grad_norm of transformers')
     else:
         draft.put("optimizer.clip_norm", draft.get("gradient_clipping") or None, "gradient_clipping")
-    if stage == 3 and "zero" not in draft.document.data.get("parallel", {}):
-        for name in STAGE_3_NAMES.values():
-            _told_by_fsdp(draft, f"zero_optimization.{name}")
     for name in sorted(auto - {"gradient_clipping"}):
         if (field := table.find(name)) is not None and field.kind != "ignored":
             draft.assume(f"{name} auto", "filled by the training script: the default is taken, or what an option says")
@@ -83,42 +75,55 @@ def put_sharding(
     if not 0 <= stage <= 3:
         draft.problem(stage_name, f"{stage}: a stage from 0 to 3 is expected")
         return
-    on_host = optimizer == parameters == CPU
-    if gpus == 1:
+    leaves = stage > 0 and optimizer in (CPU, NVME)
+    if gpus == 1 and not leaves:
         draft.use(stage_name, "one GPU has nobody to share with")
     elif stage == 0:
         draft.put("parallel.ddp.degree", gpus, stage_name, note="replicas are played as DistributedDataParallel")
-    elif stage == 3 and (on_host or not is_field(f"parallel.zero.{STAGE_3[0]}")):
-        draft.put("parallel.fsdp.degree", gpus, stage_name, note="ZeRO-3 is played as FSDP2")
-        draft.put("parallel.fsdp.reshard_after_forward", True, note="ZeRO-3 gathers again in backward")
     else:
         draft.put("parallel.zero.degree", gpus, stage_name)
         draft.put("parallel.zero.stage", stage, stage_name)
         _put_details(draft, stage)
-    if on_host and stage == 3 and gpus > 1:
-        draft.put("parallel.fsdp.cpu_offload", True, optimizer_name, parameter_name)
-        return
-    for name, device, what in (
-        (optimizer_name, optimizer, "optimizer states"),
-        (parameter_name, parameters, "parameters"),
-    ):
-        if device in ("none", "false"):
-            draft.use(name, "stays on the GPU")
-        elif device == CPU and name == optimizer_name and gpus == 1 and parameters != CPU:
-            draft.put("optimizer.offload", "states", name)
-        elif device in (CPU, NVME):
-            draft.cannot(name, f"{what} on {device.upper()}, the rest not")
-        else:
-            draft.problem(name, f"{device}: none, cpu or nvme is expected")
+    _put_optimizer_device(draft, stage, optimizer, optimizer_name)
+    _put_parameter_device(draft, stage, parameters, leaves, parameter_name)
+
+
+def _put_optimizer_device(draft: Draft, stage: int, device: str, name: str) -> None:
+    """Where optimizer states live. Below stage 3 DeepSpeed keeps those "on NVMe" in main memory."""
+    if device in KEPT:
+        draft.use(name, "stays on the GPU")
+    elif device not in (CPU, NVME):
+        draft.problem(name, f"{device}: none, cpu or nvme is expected")
+    elif not stage:
+        draft.cannot(name, f"optimizer states on {device.upper()} without a ZeRO stage")
+    else:
+        draft.put("parallel.zero.offload_optimizer", device if stage == 3 else CPU, name)
+        if device == NVME and stage == 3:
+            for field in ("pipeline_read", "pipeline_write"):
+                full = f"zero_optimization.offload_optimizer.{field}"
+                if full in draft.table.fields and draft.has(full):
+                    draft.put(f"parallel.zero.{field}", draft.get(full), full)
+
+
+def _put_parameter_device(draft: Draft, stage: int, device: str, optimizer_leaves: bool, name: str) -> None:
+    """Where 16-bit parameters live."""
+    if device in KEPT:
+        draft.use(name, "stays on the GPU")
+    elif device not in (CPU, NVME):
+        draft.problem(name, f"{device}: none, cpu or nvme is expected")
+    elif stage != 3 or not optimizer_leaves:
+        draft.cannot(name, f"parameters on {device.upper()} without stage 3 and offload_optimizer")
+    else:
+        draft.put("parallel.zero.offload_param", device, name)
 
 
 SHARED = {"reduce_bucket_size": "reduce_bucket_size", "overlap_comm": "overlap_comm"}
-STAGE_3 = ("prefetch_bucket_size", "persistence_threshold", "max_live_parameters", "max_reuse_distance")
 STAGE_3_NAMES = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
     "persistence_threshold": "stage3_param_persistence_threshold",
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
+    "sub_group_size": "sub_group_size",
 }
 """Fields of `parallel.zero`, and DeepSpeed's names of them."""
 
@@ -129,13 +134,6 @@ def _put_details(draft: Draft, stage: int) -> None:
         full = f"zero_optimization.{name}"
         if full in draft.table.fields and draft.has(full) and (value := draft.get(full)) is not None:
             draft.put(f"parallel.zero.{field}", int(value) if type(value) is float else value, full)
-
-
-def _told_by_fsdp(draft: Draft, name: str) -> None:
-    """FSDP2 has no such setting: a value that is not DeepSpeed's own cannot be played."""
-    if draft.has(name) and draft.get(name) != draft.table.fields[name].default:
-        draft.cannot(name, "how ZeRO-3 gathers ahead: FSDP2's way is played")
-    draft.use(name, "DeepSpeed's default")
 
 
 def _put_batch(draft: Draft, gpus: int) -> None:

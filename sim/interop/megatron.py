@@ -44,7 +44,7 @@ def import_megatron(path: Path, text: str, options: Options) -> Imported:
 
 
 def _family(draft: Draft) -> Family:
-    """Gated MLPs with SiLU are Llama's; everything else is a GPT."""
+    """Gated MLPs with SiLU, and squared ReLU beside rotary positions, are Llama's; everything else is a GPT."""
     activations = draft.table.facts["activations"]
     named = activations.get(draft.get("activation-func")) if draft.has("activation-func") else None
     if named == "swiglu":
@@ -53,12 +53,20 @@ def _family(draft: Draft) -> Family:
         draft.use("activation-func", "GELU") if named == "gelu" else draft.cannot(
             "activation-func", "another activation"
         )
-    for name in ("squared-relu", "quick-geglu", "openai-gelu"):
+    for name in ("quick-geglu", "openai-gelu"):
         if draft.has(name):
             draft.cannot(name, "another activation")
     gated = named == "swiglu" or draft.has("swiglu")
     draft.use("swiglu", "a Llama-like network: SwiGLU")
-    return "llama" if gated else "gpt"
+    squared = draft.has("squared-relu") and not gated
+    if draft.has("squared-relu") and not (squared and _is_rotary(draft)):
+        draft.cannot("squared-relu", "squared ReLU beside a gate or learned positions")
+        squared = False
+    return "llama" if gated or squared else "gpt"
+
+
+def _is_rotary(draft: Draft) -> bool:
+    return bool(draft.has("use-rotary-position-embeddings") or draft.get("position-embedding-type") == "rope")
 
 
 SHAPES = {"layers": "num-layers", "hidden": "hidden-size", "heads": "num-attention-heads"}
@@ -72,7 +80,8 @@ def _put_model(draft: Draft, family: Family) -> None:
     hidden, heads = draft.get("hidden-size"), draft.get("num-attention-heads")
     width, kv_heads = draft.get("ffn-hidden-size"), heads
     if width is None and hidden:
-        width = int((4 * hidden * 2 / 3) / 64) * 64 if family == "llama" else 4 * hidden
+        gated = family == "llama" and not draft.has("squared-relu")
+        width = int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
     if draft.has("group-query-attention"):
         kv_heads = draft.get("num-query-groups")
     shapes = {field: draft.get(name) for field, name in SHAPES.items()}
@@ -98,13 +107,18 @@ def _put_model(draft: Draft, family: Family) -> None:
 
 
 def _put_layer_choices(draft: Draft, family: Family) -> None:
-    """Norms, positions, biases, dropout and attention; what Megatron's layers of this family cannot be is told."""
+    """Norms, positions, biases, activation, dropout and attention; what Megatron's layers of this family cannot be is
+    told."""
+    if family == "llama" and draft.has("squared-relu"):
+        draft.put("model.activation", "squared_relu", "squared-relu")
     norm, usual = draft.get("normalization"), "RMSNorm" if family == "llama" else "LayerNorm"
     if str(norm).lower() == usual.lower():
         draft.use("normalization", f"the usual norm of a {family}")
+    elif family == "llama" and str(norm).lower() in ("layernorm", "layernorm1p"):
+        draft.put("model.norm", "layer_norm", "normalization")
     else:
         draft.cannot("normalization", f"{norm} in a {family}-like network")
-    rotary = draft.has("use-rotary-position-embeddings") or draft.get("position-embedding-type") == "rope"
+    rotary = _is_rotary(draft)
     for name in ("use-rotary-position-embeddings", "position-embedding-type", "no-position-embedding"):
         if rotary == (family == "llama"):
             draft.use(name, "the usual positions")

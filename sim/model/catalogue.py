@@ -17,6 +17,7 @@ from sim.model import encoders
 from sim.model.config import Family, Implementation, ModelConfig
 from sim.model.expert_fields import check_nested, completed, merged, unwritten, written_by
 from sim.model.faults import Fault, ModelError
+from sim.model.layer_kinds import check_kinds
 
 Fields = dict[str, Any]
 """Fields of ModelConfig by name, not yet complete."""
@@ -136,7 +137,7 @@ def build_model(
     values = {**IMPLEMENTATIONS[family, code], **given}
     values.setdefault("kv_heads", values["heads"])
     values |= encoders.derived(values)
-    faults += check_shapes(values) + check_choices(values, family, code)
+    faults += check_shapes(values) + check_choices(values, family, code) + check_kinds(given)
     faults += [Fault(field, values.get(field), message) for field, message in encoders.check_own_fields(values)]
     faults = faults or check_nested(values, family, code)
     if faults:

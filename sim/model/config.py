@@ -68,6 +68,7 @@ class ModelConfig:
     """RMSNorm over each head of q and k (Qwen3)."""
     dropout: float = 0.0
     activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "gated_gelu", "squared_relu"] = "silu"
+    """silu: gated MLPs; squared_relu: relu(x) ** 2 between two products without a gate (Nemotron), Megatron's code."""
     norm: Literal["fused", "manual", "layer_norm"] = "fused"
     """fused: one RMSNorm kernel (F.rms_norm); manual: x.float() * rsqrt(...) op by op; layer_norm: GPT."""
     rope: Literal["complex", "cos_sin", "half", "fused", "none", "relative"] = "complex"
@@ -78,6 +79,10 @@ class ModelConfig:
     attention: Literal["sdpa", "math", "unfused"] = "sdpa"
     """sdpa: the fused kernel that PyTorch picks (flash in 16 bit, efficient in fp32); math: SDPA's math kernel;
     unfused: attention written out op by op, as Megatron without fused attention and transformers' "eager"."""
+    window: int = 0
+    """Keys that a query sees at most, itself among them; 0: all before it. (Megatron's Llama-like models.)"""
+    full_attention_every: int = 0
+    """With a window: every so-manieth layer sees all keys; 0: none does."""
     bias_gelu_fusion: bool = False
     """Megatron: gelu(x + bias) in one kernel."""
     swiglu_fusion: bool = False
@@ -119,6 +124,11 @@ class ModelConfig:
     """Adapters; None: all parameters but the frozen ones are trained."""
     fp8: Fp8 | None = None
     """Megatron with Transformer Engine: which products are in 8 bit. None: all in the compute dtype."""
+
+    def window_of(self, layer: int) -> int:
+        """The window of layer number `layer`; 0: it sees all keys."""
+        every = self.full_attention_every
+        return 0 if every and (layer + 1) % every == 0 else self.window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

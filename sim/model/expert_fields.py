@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.model.experts import Experts, LatentAttention
 from sim.model.faults import Fault
+from sim.model.layer_kinds import needs_megatron
 
 Fields = dict[str, Any]
 KINDS: dict[str, type[Experts] | type[LatentAttention]] = {"experts": Experts, "latent": LatentAttention}
@@ -91,10 +92,13 @@ def completed(values: Fields) -> Fields:
 
 def unwritten(values: Fields) -> list[str]:
     """The fields that only some implementations have, of those given."""
-    return [name for name in WRITTEN_BY if values.get(name) is not None]
+    found = [name for name in WRITTEN_BY if values.get(name) is not None]
+    return found or [name for name in ("window", "activation") if values.get(name)]
 
 
 def written_by(values: Fields, known: tuple[Any, ...]) -> tuple[Any, ...]:
     """Of the implementations known, those that have what the model needs."""
     needed = [codes for name, codes in WRITTEN_BY.items() if values.get(name) is not None]
+    if needs_megatron(values):
+        needed.append(("megatron",))
     return tuple(code for code in known if all(code in codes for codes in needed))

@@ -65,11 +65,6 @@ def silu(x: Tensor) -> Tensor:
     return call("silu", x)
 
 
-def squared_relu(x: Tensor) -> Tensor:
-    """relu(x) squared in one kernel."""
-    return call("squared_relu", x)
-
-
 def gelu(x: Tensor) -> Tensor:
     """One kernel, erf or tanh form alike."""
     return call("gelu", x)
@@ -197,15 +192,20 @@ def swiglu(x: Tensor) -> Tensor:
     return call("swiglu", x)
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """Megatron's relu(x) ** 2 in one kernel; keeps x."""
+    return call("squared_relu", x)
+
+
 def fused_rope(x: Tensor, angles: Tensor) -> Tensor:
     """Transformer Engine's rotary positions in one kernel: x [S, B, heads, D] by angles [S, 1, 1, D], a new tensor."""
     return call("fused_rope", x, angles)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel, window: int = 0) -> Tensor:
     """Transformer Engine's causal attention, q [S, B, A, D] over k and v [S, B, K, D] of all context-parallel ranks: as q.
-    All in plain order."""
-    return call("fused_attention", q, k, v, context.degree, context.kind)
+    All in plain order. `window`: keys that a query sees at most (0: all), on one rank alone."""
+    return call("fused_attention", q, k, v, context.degree, context.kind, window)
 
 
 def causal_softmax(scores: Tensor) -> Tensor:

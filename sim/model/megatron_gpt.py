@@ -66,7 +66,7 @@ def make_layer(
     fp8 = config.fp8
     if fp8 is not None and not fp8.first <= number < config.layers - fp8.last:
         config = replace(config, fp8=None)
-    attention: Module = SelfAttention(config, parallel, context)
+    attention: Module = SelfAttention(config, parallel, context, config.window_of(number))
     moe = None
     if config.latent is not None:
         attention = LatentSelfAttention(config, config.latent, parallel, context)

@@ -2,7 +2,8 @@
 
 A heads, K kv heads, D head dim, F ffn, t ranks of the tensor-parallel group. GPT: LayerNorm, biases added apart from the
 products or in fused kernels, attention written out (masked softmax always fused) or SDPA's. Llama-like models: RMSNorm,
-a gated MLP in one product and one fused kernel, fused rotary positions, and Transformer Engine's fused attention.
+a gated MLP in one product and one fused kernel (or squared ReLU), fused rotary positions, and Transformer Engine's fused
+attention.
 For 16-bit parameters (the softmax kernel knows no other). Code: megatron-core 0.16; the fused kernels and the order of
 communication of GPT are those of 2022 too.
 """
@@ -61,6 +62,8 @@ class CoreAttention(Module):
     S are the tokens of one context-parallel rank.
     """
 
+    window = 0
+
     def __init__(self, config: ModelConfig, context: ContextParallel) -> None:
         self.config = config
         self.context = context
@@ -69,7 +72,7 @@ class CoreAttention(Module):
         s, b, a, d = q.shape
         if self.config.family == "llama" or self.context.degree > 1:
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-            return F.fused_attention(q, k, v, self.context).view(s, b, a * d)
+            return F.fused_attention(q, k, v, self.context, self.window).view(s, b, a * d)
         if self.config.attention != "unfused":
             return self._fused(q, k, v)
         keys = k.shape[0]
@@ -94,14 +97,24 @@ class CoreAttention(Module):
         return context.transpose(1, 2).transpose(0, 1).contiguous().view(s, b, a * d)
 
 
+class WindowedCoreAttention(CoreAttention):
+    """A query sees the keys of its window alone. A class of its own: its layers are not like the others."""
+
+    def __init__(self, config: ModelConfig, context: ContextParallel) -> None:
+        super().__init__(config, context)
+        self.window = config.window
+
+
 class SelfAttention(Module):
     """The bias of the output projection is left to the caller. `rope`: angles [S, 1, 1, D], where positions are rotary."""
 
-    def __init__(self, config: ModelConfig, parallel: TensorParallel, context: ContextParallel) -> None:
+    def __init__(
+        self, config: ModelConfig, parallel: TensorParallel, context: ContextParallel, window: int = 0
+    ) -> None:
         h, d = config.hidden, config.head_dim
         self.config = config
         self.groups = config.kv_heads // parallel.degree
-        self.core_attention: Module = CoreAttention(config, context)
+        self.core_attention: Module = (WindowedCoreAttention if window else CoreAttention)(config, context)
         self.linear_proj = row_linear(config, config.heads * d, h, parallel, config.bias)
         width = (config.heads + 2 * config.kv_heads) * d
         norm = make_norm(config, parallel) if norm_inside(config) else None
@@ -131,11 +144,6 @@ class Gelu(Module):
         return F.gelu(x)
 
 
-class SquaredRelu(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.squared_relu(x)
-
-
 class SwiGlu(Module):
     """[S, B, 2 F/t], gate and value, to [S, B, F/t]: in one kernel, or written out."""
 
@@ -147,6 +155,11 @@ class SwiGlu(Module):
             return F.swiglu(x)
         gate, value = x.split(x.shape[-1] // 2)
         return F.silu(gate) * value
+
+
+class SquaredRelu(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.squared_relu(x)
 
 
 class Mlp(Module):

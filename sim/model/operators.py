@@ -25,6 +25,7 @@ ACTIVATIONS = {
     "relu": {"aten.relu"},
     "squared_relu": set(),
     "gated_gelu": {"aten.pow", "aten.mul", "aten.tanh"},
+    "squared_relu": set[str](),
 }
 ROUTED = {"aten.topk", "aten._softmax", "aten.sum", "aten.mul", "aten.div", "aten.sigmoid", "aten.add"}
 GROUPED = {"aten._grouped_mm", "aten.index", "aten.div_"}

@@ -79,6 +79,8 @@ def _about_states(setup: Setup) -> Iterator[Change]:
         yield Change("blocks are resharded after forward", {"parallel.fsdp.reshard_after_forward": True})
     if fsdp is not None and not fsdp.cpu_offload:
         yield Change("parameters and optimizer live in host memory", {"parallel.fsdp.cpu_offload": True})
+    if setup.zero is not None and setup.zero.offload_optimizer is None:
+        yield Change("the optimizer lives in host memory", {"parallel.zero.offload_optimizer": "cpu"})
     if setup.data is not None and not setup.data.distributed_optimizer:
         yield Change("optimizer states are sharded", {"parallel.data.distributed_optimizer": True})
     if setup.tensor.degree > 1 and not setup.tensor.sequence_parallel:

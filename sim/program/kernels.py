@@ -62,6 +62,8 @@ class Attention:
     value_head_dim: int = 0
     past: int = 0
     """Keys before the first query's own, which every query sees; where `causal`."""
+    window: int = 0
+    """Keys that a query sees at most, itself among them; where `causal`. 0: all."""
 
     @property
     def mean_head_dim(self) -> int:
@@ -72,6 +74,8 @@ class Attention:
     @property
     def flops(self) -> int:
         seen = self.q_len * (self.past + self.kv_len if self.causal else 2 * self.kv_len)
+        if 0 < self.window < self.kv_len:
+            seen = 2 * self.q_len * self.window - max(0, self.window - self.past) ** 2
         forward = 2 * self.batch * self.heads * seen * self.mean_head_dim
         return forward * 5 // 2 if self.backward else forward
 
@@ -132,12 +136,15 @@ class Collective:
     dtype: str = "bf16"
 
 
-CopyDirection = Literal["device_to_host", "host_to_device"]
+CPU_MEMORY = "cpu_memory_mib"
+"""Host work by the MiB of main memory that the CPU reads and writes."""
+CopyDirection = Literal["device_to_host", "host_to_device", "nvme_to_host", "host_to_nvme"]
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A copy between the GPU and its host's memory. `pinned`: the host side is page-locked, so that it needs no staging."""
+    """A copy between the GPU and its host's memory, or between that and the node's drives. `pinned`: the host side is
+    page-locked, so that it needs no staging."""
 
     direction: CopyDirection
     bytes: int

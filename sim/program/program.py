@@ -90,10 +90,11 @@ TENSOR, DATA = 5, 6  # NCCL streams of Megatron's tensor-parallel and data-paral
 SEND_NEXT, SEND_PREVIOUS, RECEIVE_NEXT, RECEIVE_PREVIOUS = range(7, 11)
 DEVICE_TO_HOST, HOST_TO_DEVICE = 11, 12  # those of streamed offload
 CONTEXT = 13  # NCCL stream of the context-parallel communicator
+NVME_READ, NVME_WRITE = 14, 15  # no streams of the GPU: queues of the node's drives
 STREAM_NAMES = (
     "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "tensor_parallel", "data_parallel",
     "send_next", "send_previous", "receive_next", "receive_previous", "device_to_host", "host_to_device",
-    "context_parallel",
+    "context_parallel", "nvme_read", "nvme_write",
 )  # fmt: skip
 
 
@@ -151,6 +152,8 @@ class Program:
     facts: dict[str, Any] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
     copies: list[HostCopy] = field(default_factory=list)
+    nvme_bytes: int = 0
+    """The most that the rank holds on drives."""
     host_row: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Rows issued before each change of host memory."""
     host_bytes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))

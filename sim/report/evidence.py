@@ -27,7 +27,7 @@ def evidence(setup: Setup) -> dict[str, Evidence]:
     """What each kind of figure rests on."""
     cluster = setup.cluster
     labels = {"bytes": _byte_evidence(setup), "time": _time_evidence(setup)}
-    for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes", "host_memory_bytes"):
+    for figure in ("usable_memory_bytes", "context_bytes", "communicator_bytes", "host_memory_bytes", "drives"):
         source = cluster.source(figure)
         name = "usable_device_bytes" if figure == "usable_memory_bytes" else figure
         labels[name] = Evidence(label=source.label, source=source.text)

@@ -75,6 +75,8 @@ WORK_COLOURS = {
     COMMUNICATION: "#332288",
     "device_to_host": "#AA7744",
     "host_to_device": "#D9B26A",
+    "nvme_read": "#8C6BB1",
+    "nvme_write": "#4D004B",
     STALL: "#CC3311",
 }
 

@@ -17,7 +17,9 @@ from sim.report.words import place, short_op
 from sim.timeline.clock import host_memory_curve, memory_clock, step_windows
 from sim.timeline.lanes import Bools, Lanes, merged, total, without
 
-LANE_NAMES = {"device_to_host": "to host", "host_to_device": "from host"}
+LANE_NAMES = {
+    "device_to_host": "to host", "host_to_device": "from host", "nvme_read": "from drives", "nvme_write": "to drives",
+}  # fmt: skip
 BINS = 2400
 """Instants that a curve keeps: more than a figure has pixels."""
 LANE_BINS, SHADES = 900, 8

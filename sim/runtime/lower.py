@@ -9,8 +9,9 @@ import numpy as np
 
 from sim.cost.model import CostModel
 from sim.cost.overlap import LEVELS
+from sim.hardware.drives import Drives, usual_drives
 from sim.hardware.mesh import Mesh, Span
-from sim.program.kernels import Collective, HostCopy, Transfer
+from sim.program.kernels import Collective, CopyDirection, HostCopy, Transfer
 from sim.program.program import (
     COMPUTE,
     RECEIVE_NEXT,
@@ -29,8 +30,9 @@ from sim.runtime.sections import Piece, SectionRow, Transfers, decoded, passage_
 
 REDUCED_OVER_CONTEXT = ("dp", "fsdp")
 """Groups in which context-parallel ranks take part: each has gradients of some tokens, like a data-parallel rank."""
-NVLINK, NIC, DOWN, UP, HOST_MEMORY = range(5)  # links of a rank; down and up: its host link to and from the host
-LINKS_PER_RANK = 5
+# Links of a rank; down and up: its host link to and from the host; read and write: its share of the node's drives.
+NVLINK, NIC, DOWN, UP, HOST_MEMORY, READ, WRITE = range(7)
+LINKS_PER_RANK = 7
 OTHER_END = {
     SEND_NEXT: RECEIVE_PREVIOUS,
     RECEIVE_PREVIOUS: SEND_NEXT,
@@ -39,6 +41,11 @@ OTHER_END = {
 }
 DOWN_WEIGHT = 2
 """Both ways at once, copies to the host get twice what copies from it get: 24-25 and 11-13 GB/s on A100 (COSTS.md 4)."""
+WAYS: dict[CopyDirection, int] = {
+    "device_to_host": DOWN, "host_to_device": UP, "nvme_to_host": READ, "host_to_nvme": WRITE,
+}  # fmt: skip
+DRIVE_LATENCY_NS = 100_000
+"""Of a request of many blocks to a drive, assumed: beside its bytes it does not matter."""
 WorldRow = tuple[int, int, int, int, int]
 """(order, kind, stream, argument, host_ns); the order is that of issue: twice the program's row, and one for the row."""
 EVENT_KINDS = np.zeros(len(Row), np.int64)
@@ -64,9 +71,14 @@ class Lowered:
 
 
 def lower(
-    programs: Sequence[Program], cost: CostModel, mesh: Mesh, host_calls: Sequence[Iterable[HostCall]] = ()
+    programs: Sequence[Program],
+    cost: CostModel,
+    mesh: Mesh,
+    host_calls: Sequence[Iterable[HostCall]] = (),
+    drives: Drives | None = None,
 ) -> Lowered:
     """The programs of all pipeline ranks (one without a pipeline); each stands for all ranks of its symmetric groups.
+    `drives`: those of a node; None: the usual ones.
 
     A collective on the compute stream blocks it: among symmetric peers it is a kernel of the time that it takes alone.
     """
@@ -79,9 +91,10 @@ def lower(
     forms, host = cost.collectives, cost.host_links(mesh.gpus_per_node)
     capacities = (
         forms.fabric_bytes_per_s, forms.network_bytes_per_s, host.device_to_host_bytes_per_s,
-        host.host_to_device_bytes_per_s, host.shared_bytes_per_s,
+        host.host_to_device_bytes_per_s, host.shared_bytes_per_s, *(drives or usual_drives(mesh.gpus_per_node)).share(mesh),
     )  # fmt: skip
     links = [capacity / 1e9 for capacity in capacities]
+    drive_rates = dict(zip((READ, WRITE), links[READ:]))
     builder = WorldBuilder([len(STREAM_NAMES)] * len(programs), kernel_ns, launch_ns, links * len(programs))
     transfers = [_time_alone(cost, mesh, collective) for collective in blocking]
     cutter = _Cutter(
@@ -95,7 +108,7 @@ def lower(
     for rank, program in enumerate(programs):
         numbers = np.array([kernels[kernel] for kernel in program.kernels], np.int64)
         blocking_of_rank = np.array([blocking_numbers[c] for c in program.collectives], np.int64)
-        lowering = _Lowering(rank, program, numbers, blocking_of_rank, cost, mesh, builder, cutter)
+        lowering = _Lowering(rank, program, numbers, blocking_of_rank, cost, mesh, builder, cutter, drive_rates)
         entries.append(lowering.run(host_calls[rank] if host_calls else ()))
     return Lowered(builder.build(), tuple(entries))
 
@@ -149,7 +162,7 @@ class _Lowering:
 
     def __init__(
         self, rank: int, program: Program, kernel_numbers: Ints, collective_numbers: Ints, cost: CostModel, mesh: Mesh,
-        builder: WorldBuilder, cutter: _Cutter,
+        builder: WorldBuilder, cutter: _Cutter, drive_rates: dict[int, float],
     ) -> None:  # fmt: skip
         self.rank = rank
         self.program = program
@@ -159,6 +172,7 @@ class _Lowering:
         self.mesh = mesh
         self.builder = builder
         self.cutter = cutter
+        self.drive_rates = drive_rates
         self.meetings: dict[tuple[object, int], Meeting] = {}
         self.first_event = builder.events(program.events)
         self.rows: list[WorldRow] = []  # all but those about events
@@ -265,7 +279,7 @@ class _Lowering:
         if kind == Row.LAUNCH:
             self.rows.append((order, BURST, stream, self.builder.template((argument,)), 0))
         elif kind == Row.HOST:
-            host_ns = self.cost.host_work_ns(program.host_works[argument])
+            host_ns = self.cost.host_work_ns(program.host_works[argument], self.mesh.gpus_per_node)
             self.rows.append((order, HOST, NO_STREAM, NO_ARGUMENT, host_ns))
         else:
             if kind == Row.COLLECTIVE:
@@ -305,7 +319,9 @@ class _Lowering:
         """One party: the rank. Its share of the host's memory stands for the other GPUs of the node, which copy alike."""
         meeting = self.meetings.get((copy, stream))
         if meeting is None:
-            way = DOWN if copy.direction == "device_to_host" else UP
+            way = WAYS[copy.direction]
+            if way in (READ, WRITE):
+                return self._drive(copy, stream, way)
             price = self.cost.copy(copy.bytes, copy.direction, copy.pinned)
             meeting = self.meetings[copy, stream] = Meeting(
                 parties=((self.rank, stream),),
@@ -316,6 +332,17 @@ class _Lowering:
                 level=COPY_LEVEL,
                 weight=DOWN_WEIGHT if way == DOWN else 1,
             )
+        return meeting
+
+    def _drive(self, copy: HostCopy, stream: int, way: int) -> Meeting:
+        """Between a drive and main memory: no engine of the GPU takes part. The drive alone bounds it."""
+        meeting = self.meetings[copy, stream] = Meeting(
+            parties=((self.rank, stream),),
+            bytes=copy.bytes,
+            links=(self._link(way, self.rank), self._link(HOST_MEMORY, self.rank)),
+            latency_ns=DRIVE_LATENCY_NS,
+            cap_bytes_per_ns=self.drive_rates[way],
+        )
         return meeting
 
     def _parties(self, collective: Collective) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sim.program.kernels import ITEM_BYTES, Collective
+from sim.program.kernels import CPU_MEMORY, ITEM_BYTES, Collective
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner
 from sim.runtime import scratch
 from sim.runtime.host_memory import HostMemory
@@ -191,7 +191,7 @@ class CpuAdamW:
 
 def cpu_work(recorder: Recorder, moved_bytes: int) -> None:
     """The training thread reads and writes so many bytes of host memory."""
-    recorder.host("cpu_memory_mib", -(-moved_bytes // MIB))
+    recorder.host(CPU_MEMORY, -(-moved_bytes // MIB))
 
 
 def _step_bytes(p: Tensor) -> int:

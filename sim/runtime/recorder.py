@@ -99,10 +99,9 @@ class Recorder:
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.fail_at = fail_at
-        self.where = 0
-        self.base = 0
+        self.where = self.base = 0
         self.stream = 0  # the current one: where kernels and allocations go that name none
-        self.events = 0
+        self.events = self.nvme_bytes = 0  # the latter: the most that the rank holds on drives
         self.marks: list[Mark] = []
         self.owners: list[int] = []
         self.default_owner = int(Owner.OTHER)
@@ -394,6 +393,7 @@ class Recorder:
             facts=facts,
             transfers=self._transfers,
             copies=list(self._copies),
+            nvme_bytes=self.nvme_bytes,
             host_row=np.array([row for row, _, _ in self._host_memory], np.int64),
             host_bytes=np.array([held for _, held, _ in self._host_memory], np.int64),
             host_used=np.array([used for _, _, used in self._host_memory], np.int64),

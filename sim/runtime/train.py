@@ -96,7 +96,7 @@ class TrainingRun:
         self.communications: list[Communication] = []
         self.quantizer = Quantizer(self.tape)
         self.host = HostMemory(recorder)
-        """Pinned memory for parameters and gradients under FSDP's CPU offload."""
+        """Pinned memory for parameters, gradients and optimizer states under FSDP's CPU offload and ZeRO-Offload."""
         self.saved_on_host: HostMemory | None = None
         """For save_on_cpu around the whole forward."""
         self.parameters: list[Tensor] = []
@@ -106,7 +106,7 @@ class TrainingRun:
         self.scaler = GradScaler(self.tape) if setup.precision.grad_scaler and self.trains else None
         cuts = setup.context.degree > 1 and self.config.implementation == "torchtitan"
         self.context = TorchContext(self.tape, setup.context) if cuts else None
-        self.family = make_family(self.tape, setup)
+        self.family = make_family(self.tape, setup, self.host)
         self.compute_loss: Callable[..., ModelTensor] = self.model.loss
         self.tokens: ModelTensor | None = None
         self.targets: ModelTensor | None = None

@@ -183,8 +183,21 @@ def _check_host_step(
             path, "a gradient that has left cannot be added to: batch.accumulation must be 1, or use states"
         )
     if parallel is not None and parallel != ParallelSection():
-        other = "parallel.fsdp.cpu_offload" if parallel.fsdp is not None else "parallel"
-        document.problem(path, f"is modelled on one GPU only, not with {other}")
+        document.problem(path, _in_its_place(parallel))
+
+
+def _in_its_place(parallel: ParallelSection) -> str:
+    """Why torchao's optimizer, which is written for one GPU, is not played, and what several GPUs have instead."""
+    if parallel.fsdp is not None:
+        return "is torchao's for one GPU: several have parallel.fsdp.cpu_offload"
+    if parallel.zero is not None:
+        return "is torchao's for one GPU: DeepSpeed's is parallel.zero.offload_optimizer"
+    if parallel.ddp is not None:
+        return (
+            "is torchao's for one GPU: under DDP gradients would leave before they are summed;"
+            " use parallel.zero.offload_optimizer"
+        )
+    return "is modelled on one GPU only, not with parallel"
 
 
 def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | None, model: AnyModel | None) -> None:

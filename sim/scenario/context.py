@@ -57,6 +57,8 @@ def check_context(
         document.problem(PATH, f"is written for implementation {known} only, not for {implementation}", show=False)
     elif isinstance(model, ModelConfig) and model.attention != "sdpa":
         document.problem(PATH, f"needs model.attention: sdpa, a fused kernel, not {model.attention}", show=False)
+    elif isinstance(model, ModelConfig) and model.window:
+        document.problem(PATH, f"model.window ({model.window}) over several ranks is not modelled", show=False)
     elif implementation == "torchtitan":
         _check_torch(document, parallel, compute)
     _check_parts(document, context, seq_len, parallel.tensor)

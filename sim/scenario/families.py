@@ -80,3 +80,13 @@ class ZeroSection(Section):
     sub_group_size: Count | None = None
     """Stage 3: elements of a rank's part that are stepped at a time, with fp32 gradients of their own. Default:
     1,000,000,000."""
+    offload_optimizer: Literal["cpu", "nvme"] | None = None
+    """ZeRO-Offload: each rank's fp32 part, gradients and moments are in its node's main memory, where the CPU steps them.
+    cpu: all of it; nvme (stage 3, ZeRO-Infinity): on the node's drives but for what is stepped. Default: null, on the GPU."""
+    offload_param: Literal["cpu", "nvme"] | None = None
+    """Stage 3, with `offload_optimizer`: where the 16-bit parts of the parameters lie until they are gathered. Default:
+    null, on the GPU."""
+    pipeline_read: bool | None = None
+    """With offload_optimizer: nvme: read the next sub-group while one is stepped. Default: false."""
+    pipeline_write: bool | None = None
+    """With offload_optimizer: nvme: write a sub-group while the next one is stepped. Default: false."""

@@ -41,6 +41,7 @@ def check_families(
         document.problem((*path, "replicas"), "no_shard replicates over degree already: 1")
     if parallel.zero is not None:
         check_zero(document, parallel.zero)
+        _check_cpu_adam(document, parallel.zero, sections.get("optimizer"))
     if (sections.get("mode") or "train") != "train":
         document.problem(("mode",), f"under {family} only training is modelled")
     optimizer: OptimizerSection | None = sections.get("optimizer")
@@ -68,6 +69,36 @@ def check_zero(document: Document, zero: ZeroSection) -> None:
     for name in OF_STAGE_3:
         if zero.stage != 3 and getattr(zero, name) is not None:
             document.problem(("parallel", "zero", name), f"is stage 3's: stage {zero.stage} gathers no parameters")
+    _check_offload(document, zero)
+
+
+def _check_cpu_adam(document: Document, zero: ZeroSection, optimizer: OptimizerSection | None) -> None:
+    """DeepSpeed's optimizer on the CPU is an Adam of its own."""
+    if zero.offload_optimizer is None or optimizer is None:
+        return
+    if optimizer.name != "adamw":
+        document.problem(("optimizer", "name"), "on the CPU (parallel.zero.offload_optimizer) only adamw is modelled")
+    elif optimizer.variant != "fused":
+        document.problem(("optimizer", "variant"), "the CPU's Adam (parallel.zero.offload_optimizer) is fused")
+
+
+def _check_offload(document: Document, zero: ZeroSection) -> None:
+    """Parameters leave where the optimizer has left; drives are for stage 3; pipelining is of what drives hold."""
+    path = ("parallel", "zero")
+    if zero.offload_param is not None and zero.stage != 3:
+        document.problem(
+            (*path, "offload_param"), f"is stage 3's: stage {zero.stage} has whole parameters on every GPU"
+        )
+    elif zero.offload_param is not None and zero.offload_optimizer is None:
+        advice = "is modelled with the optimizer on the host too: add offload_optimizer: cpu"
+        document.problem((*path, "offload_param"), advice)
+    if zero.offload_optimizer == "nvme" and zero.stage != 3:
+        document.problem(
+            (*path, "offload_optimizer"), f"nvme is stage 3's: stage {zero.stage} keeps states in main memory"
+        )
+    for name in ("pipeline_read", "pipeline_write"):
+        if getattr(zero, name) is not None and zero.offload_optimizer != "nvme":
+            document.problem((*path, name), "is of drives: needs offload_optimizer: nvme")
 
 
 OF_STAGE_3 = {
@@ -88,5 +119,9 @@ def resolve_zero(section: ZeroSection) -> Zero:
         stage=section.stage,
         reduce_bucket=section.reduce_bucket_size,
         overlap_comm=section.overlap_comm,
+        offload_optimizer=section.offload_optimizer,
+        offload_param=section.offload_param,
+        pipeline_read=bool(section.pipeline_read),
+        pipeline_write=bool(section.pipeline_write),
         **given,
     )

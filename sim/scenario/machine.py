@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.hardware.catalogue import Cluster, UnknownGpu, find_gpu, gpu_names, make_cluster
+from sim.hardware.drives import Drives, usual_drives
 from sim.hardware.mesh import Mesh, MeshError
+from sim.scenario.cluster_section import ClusterSection
 from sim.scenario.document import Document
 from sim.scenario.experts import expert_mesh
-from sim.scenario.schema import ClusterSection, ParallelSection
+from sim.scenario.schema import ParallelSection
 from sim.scenario.sections import EXPECTED, Sections
 
 CHAIN_GPU = "h100-sxm-80gb"
@@ -33,16 +35,29 @@ def resolve_cluster(
         document.problem(("cluster", "gpu"), "", allowed=gpu_names())
         return None
     alone = parallel == ParallelSection() and section.nodes == 1
+    gpus_per_node = section.gpus_per_node or (1 if alone else None)
     return make_cluster(
         gpu,
-        gpus_per_node=section.gpus_per_node or (1 if alone else None),
+        gpus_per_node=gpus_per_node,
         nodes=section.nodes,
         network_bytes_per_s=section.network,
         usable_memory_bytes=section.usable_memory,
         context_bytes=section.context_memory,
         communicator_bytes=section.communicator_memory,
         host_memory_bytes=section.host_memory,
+        drives=_drives(section, gpus_per_node or gpu.node.gpus),
     )
+
+
+def _drives(section: ClusterSection, gpus_per_node: int) -> Drives | None:
+    """None where nothing is said of them."""
+    given = {
+        "read_bytes_per_s": section.nvme_read,
+        "write_bytes_per_s": section.nvme_write,
+        "capacity_bytes": section.nvme,
+    }
+    said = {name: value for name, value in given.items() if value is not None}
+    return replace(usual_drives(gpus_per_node), **said) if said else None
 
 
 def resolve_mesh(document: Document, parallel: ParallelSection, cluster: Cluster) -> Mesh | None:

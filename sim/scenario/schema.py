@@ -10,25 +10,21 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sim.scenario.checkpoint_section import CheckpointSection
+from sim.scenario.cluster_section import ClusterSection
 from sim.scenario.compile_section import CompileSection
 from sim.scenario.context import ContextSection
 from sim.scenario.experts import ExpertParallelSection, ExpertsSection, LatentSection
 from sim.scenario.families import DdpSection, Fsdp1Section, ZeroSection
 from sim.scenario.kinds import (
-    Bandwidth,
-    Bytes,
     BytesPerLayer,
     Count,
     CountOrZero,
     Duration,
     DurationPerLayer,
-    Gpus,
     Layers,
-    Memory,
     MicroBatches,
     Momentum,
     Names,
-    Nodes,
     Placement,
     PositiveNumber,
     Probability,
@@ -123,6 +119,10 @@ class ModelSection(EncoderFields):
     """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
+    window: Count | None = None
+    """megatron, Llama-like models: keys that a query sees at most, itself among them (sliding window). Default: all."""
+    full_attention_every: Count | None = None
+    """With `window`: every so-manieth layer sees all keys (GPT-OSS: 2). Default: none does."""
     attention: Literal["sdpa", "math", "unfused"] | None = None
     """sdpa: the fused kernel that PyTorch picks; math: SDPA's math kernel; unfused: written out op by op, as
     Megatron's own and transformers' "eager"."""
@@ -155,27 +155,6 @@ class ModelSection(EncoderFields):
     (enable_input_require_grads). Default: true with transformers and checkpointing, else false."""
     lora: LoraSection | None = None
     """Adapters; everything else is frozen. Default: null, all parameters are trained."""
-
-
-class ClusterSection(Section):
-    """What it runs on: equal nodes of one kind of GPU. Figures that are not given come from the catalogue."""
-
-    gpu: str
-    """A GPU of the catalogue by name or alias, e.g. h100-sxm-80gb."""
-    gpus_per_node: Gpus | None = None
-    """Default: the usual number for this GPU; 1 if there is one node and nothing in `parallel`."""
-    nodes: Nodes = 1
-    """Number of machines. Default: 1."""
-    usable_memory: Memory | None = None
-    """Device memory that cudaMemGetInfo calls total, e.g. 79.1 GiB. Default: the catalogue's."""
-    context_memory: Bytes | None = None
-    """Device memory of a process's CUDA context, outside PyTorch. Default: the catalogue's assumption."""
-    communicator_memory: Bytes | None = None
-    """Device memory of each NCCL communicator, outside PyTorch. Default: the catalogue's assumption."""
-    host_memory: Bytes | None = None
-    """Main memory of one node, shared by its GPUs, e.g. 2 TiB. Default: 256 GiB per GPU, assumed."""
-    network: Bandwidth | None = None
-    """Network between nodes per GPU and direction, e.g. 400 Gb/s. Default: the catalogue's assumption."""
 
 
 class BatchSection(Section):

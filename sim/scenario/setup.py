@@ -273,6 +273,15 @@ class Zero:
     max_reuse_distance: int = 1_000_000_000
     sub_group: int = 1_000_000_000
     """Of stage 3: elements of a rank's part that are stepped at a time."""
+    offload_optimizer: Literal["cpu", "nvme"] | None = None
+    """Where the fp32 part, its gradients and moments lie, which the CPU then steps. "nvme", of stage 3: what is not stepped
+    at the moment lies on the node's drives."""
+    offload_param: Literal["cpu", "nvme"] | None = None
+    """Of stage 3: where the 16-bit parts lie."""
+    pipeline_read: bool = False
+    """From drives: the next sub-group is read while the present one is stepped."""
+    pipeline_write: bool = False
+    """To drives: a sub-group is written while the next one is stepped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.program.kernels import CopyDirection
-from sim.program.program import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, PATH_MASK, PATH_SHIFT, Phase, Program, Row
+from sim.program.kernels import CPU_MEMORY, CopyDirection
+from sim.program.program import (
+    COMPUTE,
+    DEVICE_TO_HOST,
+    HOST_TO_DEVICE,
+    NVME_READ,
+    NVME_WRITE,
+    PATH_MASK,
+    PATH_SHIFT,
+    Phase,
+    Program,
+    Row,
+)
 from sim.timeline.lanes import Bools, Lanes
 from sim.timeline.memory import step_ranges
 
@@ -42,18 +53,41 @@ class Copies:
     exposed_ns: float
     out_wait_ns: float
     back_wait_ns: float
+    written_bytes: int = 0
+    """To drives."""
+    read_bytes: int = 0
+    written_busy_ns: float = 0.0
+    read_busy_ns: float = 0.0
+    cpu_step_ns: float = 0.0
+    """The CPU steps, scales or converts: time of the training thread."""
+    drive_wait_ns: float = 0.0
+    """The training thread waits for drives."""
     layers: tuple[LayerCopies, ...]
     """Layers from which something leaves during forward."""
 
     @property
     def out_bytes_per_s(self) -> float:
         """Achieved while a copy runs."""
-        return self.out_bytes / self.out_busy_ns * 1e9 if self.out_busy_ns else 0.0
+        return _rate(self.out_bytes, self.out_busy_ns)
 
     @property
     def back_bytes_per_s(self) -> float:
         """Achieved while a copy runs."""
-        return self.back_bytes / self.back_busy_ns * 1e9 if self.back_busy_ns else 0.0
+        return _rate(self.back_bytes, self.back_busy_ns)
+
+    @property
+    def written_bytes_per_s(self) -> float:
+        """Achieved while drives are written."""
+        return _rate(self.written_bytes, self.written_busy_ns)
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Achieved while drives are read."""
+        return _rate(self.read_bytes, self.read_busy_ns)
+
+
+def _rate(moved_bytes: int, busy_ns: float) -> float:
+    return moved_bytes / busy_ns * 1e9 if busy_ns else 0.0
 
 
 def host_peak_bytes(program: Program) -> int:
@@ -69,14 +103,21 @@ def copies_of(lanes: Lanes) -> Copies | None:
     if not (rows & lanes.is_copy).any():
         return None
     out, back = _moving(lanes, rows, "device_to_host"), _moving(lanes, rows, "host_to_device")
+    written, read = _moving(lanes, rows, "host_to_nvme"), _moving(lanes, rows, "nvme_to_host")
     return Copies(
         out_bytes=_bytes(program, out),
         back_bytes=_bytes(program, back),
         out_busy_ns=lanes.busy_ns(out),
         back_busy_ns=lanes.busy_ns(back),
         exposed_ns=lanes.exposed_ns(rows & (lanes.is_copy | lanes.computes)),
-        out_wait_ns=_waits_ns(lanes, rows, DEVICE_TO_HOST),
-        back_wait_ns=_waits_ns(lanes, rows, HOST_TO_DEVICE),
+        out_wait_ns=_waits_ns(lanes, rows, (DEVICE_TO_HOST,)),
+        back_wait_ns=_waits_ns(lanes, rows, (HOST_TO_DEVICE,)),
+        written_bytes=_bytes(program, written),
+        read_bytes=_bytes(program, read),
+        written_busy_ns=lanes.busy_ns(written),
+        read_busy_ns=lanes.busy_ns(read),
+        cpu_step_ns=_cpu_step_ns(lanes, rows),
+        drive_wait_ns=_waits_ns(lanes, rows, (NVME_READ, NVME_WRITE), Row.SYNC),
         layers=_layers(lanes, rows & (lanes.phase == Phase.FORWARD)),
     )
 
@@ -108,10 +149,17 @@ def _bytes(program: Program, rows: Bools) -> int:
     return int(sizes[program.row_argument[rows]].sum())
 
 
-def _waits_ns(lanes: Lanes, rows: Bools, awaited: int) -> float:
-    """Time that the compute stream spends waiting for events of a stream."""
+def _cpu_step_ns(lanes: Lanes, rows: Bools) -> float:
     program = lanes.program
-    events = program.row_argument[(program.row_kind == Row.RECORD) & (program.row_stream == awaited)]
-    waits = rows & (program.row_kind == Row.WAIT) & (program.row_stream == COMPUTE)
+    works = [number for number, work in enumerate(program.host_works) if work.name == CPU_MEMORY]
+    steps = rows & (program.row_kind == Row.HOST) & np.isin(program.row_argument, works)
+    return float((lanes.end_ns[steps] - lanes.start_ns[steps]).sum())
+
+
+def _waits_ns(lanes: Lanes, rows: Bools, awaited: tuple[int, ...], kind: Row = Row.WAIT) -> float:
+    """Time that the compute stream (SYNC: the host) spends waiting for events of these streams."""
+    program = lanes.program
+    events = program.row_argument[(program.row_kind == Row.RECORD) & np.isin(program.row_stream, awaited)]
+    waits = rows & (program.row_kind == kind) & (program.row_stream == COMPUTE)
     waits &= np.isin(program.row_argument, events)
     return float((lanes.end_ns[waits] - lanes.start_ns[waits]).sum())

@@ -77,6 +77,7 @@ def _families(meta: dict[str, Any]) -> dict[str, Any]:
     if meta.get("family") == "zero":
         given = meta.get("zero_cfg", {})
         names = {name: given[key] for name, key in ZERO_FIELDS.items() if key in given}
+        names |= {name: given[name]["device"] for name in ("offload_optimizer", "offload_param") if name in given}
         return {"zero": Zero(degree=meta["world"], stage=meta["stage"], **names)}
     return {}
 

@@ -15,6 +15,7 @@ parallel parallel.fsdp parallel.fsdp.degree
 parallel.fsdp.reshard_after_forward parallel.pipeline parallel.pipeline.degree parallel.pipeline.schedule
 parallel.ddp parallel.ddp.degree parallel.ddp.bucket_cap parallel.fsdp1 parallel.fsdp1.degree parallel.fsdp1.strategy
 parallel.zero parallel.zero.degree parallel.zero.stage parallel.zero.prefetch_bucket_size
+parallel.zero.offload_optimizer parallel.zero.offload_param parallel.zero.pipeline_read cluster.nvme cluster.nvme_read
 parallel.pipeline.virtual parallel.pipeline.placement batch.accumulation checkpoint.keep_micro_batches
 precision precision.compute optimizer optimizer.clip_norm checkpoint checkpoint.save
 offload offload.what offload.layers offload.streams offload.above strategies.mixed.offload.look_ahead cluster.host_memory

@@ -65,6 +65,17 @@ def test_a_layer_saves_the_closed_form(preset: str, t: int, sequence_parallel: b
     assert saved_per_layer(preset, parallel) == sum(closed_form(config, t, sequence_parallel).values())
 
 
+@pytest.mark.parametrize("t", [1, 8])
+def test_squared_relu_keeps_its_input_and_its_result_without_a_gate(t: int) -> None:
+    parallel = f"{{data: {{degree: {8 // t}}}" + (f", tensor: {{degree: {t}}}}}" if t > 1 else "}")
+    config = setup_of("nemotron-8b", 1, parallel).model
+    assert isinstance(config, ModelConfig)
+    expected = closed_form(config, t, False)
+    gate = expected["swiglu's input"] // 2
+    mean = expected["statistics"]  # a layer norm keeps the mean too
+    assert saved_per_layer("nemotron-8b", parallel) == sum(expected.values()) - gate + mean
+
+
 def test_thrown_away_norms_and_activations_are_not_saved() -> None:
     parallel = "{data: {degree: 4}, tensor: {degree: 2, sequence_parallel: true}}"
     config = setup_of("llama-3.1-8b", 1, parallel).model

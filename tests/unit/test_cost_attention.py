@@ -48,6 +48,21 @@ def test_a_kernel_that_computes_masked_keys_pays_for_them() -> None:
     assert replace(FORM, masked_share=1.5).time(attention()).work_ns == pytest.approx(by_hand, rel=1e-12)
 
 
+def test_a_window_bounds_the_keys_of_a_tile_and_is_counted_by_query() -> None:
+    # 200 keys before the tile's last row and 127 more before its first: the third of three tiles sees 327 of 384 keys.
+    by_hand = 4 * 128 * 64 * (128 + 256 + 327) / 500
+    assert FORM.time(attention(window=200)).work_ns == pytest.approx(by_hand, rel=1e-12)
+    assert FORM.time(attention(window=384)).work_ns == FORM.time(attention()).work_ns
+
+
+@pytest.mark.parametrize("window", [1, 128, 383])
+def test_flops_of_a_window_are_those_of_its_pairs(window: int) -> None:
+    """Where the causal half of S x S pairs counts as S^2 / 2, those outside the window are a triangle of S - W."""
+    pairs = (384**2 - (384 - window) ** 2) / 2
+    assert attention(window=window).flops == 4 * 2 * 5 * 64 * pairs
+    assert attention(window=500).flops == attention().flops
+
+
 def test_a_single_head_waits_for_its_longest_tile() -> None:
     time = FORM.time(attention(batch=1, heads=1, kv_heads=1))
     assert time.longest_tile_ns == pytest.approx(4 * 128 * 64 * 384 / 500, rel=1e-12)

@@ -67,6 +67,8 @@ def met(program: Program) -> Counter[Collective]:
         ("deepseek-v2", 235.7, 21.4),
         ("deepseek-v2-lite", 15.7, 2.7),
         ("deepseek-v3", 671.0, 37.6),
+        ("gpt-oss-20b", 20.9, 4.2),
+        ("gpt-oss-120b", 116.8, 5.7),
     ],
 )
 def test_presets_have_the_published_number_of_parameters(preset: str, billions: float, active: float) -> None:
@@ -74,6 +76,12 @@ def test_presets_have_the_published_number_of_parameters(preset: str, billions: 
     config = config_of(preset, preset_shapes(preset))
     assert round(parameter_count(config) / 1e9, 1) == billions
     assert active_parameter_count(config) / 1e9 == pytest.approx(active, abs=0.06)
+
+
+def test_every_second_layer_of_gpt_oss_sees_its_window_alone() -> None:
+    setup = setup_of("{data: {degree: 16}}", experts="count: 4", preset="gpt-oss-20b, layers: 4")
+    work = [kernel.work for kernel in program_of(setup).kernels if isinstance(kernel.work, Attention)]
+    assert Counter((w.window, w.backward) for w in work) == {(n, b): 1 for n in (0, 128) for b in (False, True)}
 
 
 def test_parameters_of_mixtral_and_deepseek_by_hand() -> None:

@@ -84,10 +84,15 @@ def test_what_it_is_not_modelled_with_is_refused(change: str, expected: str) -> 
     assert expected in str(raised.value)
 
 
-def test_under_fsdp_it_is_refused_with_the_setting_that_is_meant() -> None:
+def test_over_several_gpus_it_is_refused_with_the_setting_that_is_meant() -> None:
     text = TEXT.split("strategies:")[0].replace("gpus_per_node: 1", "gpus_per_node: 2")
-    with pytest.raises(ScenarioError, match=r"parallel\.fsdp\.cpu_offload"):
-        load_text(text, overrides=["optimizer.offload=states", "parallel.fsdp.degree=2"])
+    for parallel, instead in (
+        ("fsdp.degree=2", r"several have parallel\.fsdp\.cpu_offload"),
+        ("zero={degree: 2, stage: 2}", r"DeepSpeed's is parallel\.zero\.offload_optimizer"),
+        ("ddp.degree=2", "under DDP gradients would leave before they are summed"),
+    ):
+        with pytest.raises(ScenarioError, match=instead):
+            load_text(text, overrides=["optimizer.offload=states", f"parallel.{parallel}"])
 
 
 def test_it_goes_with_recomputation_and_offloaded_activations() -> None:

@@ -199,6 +199,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         ("--position-embedding-type rope", "--position-embedding-type rope"),
         ("--normalization RMSNorm", "--normalization RMSNorm"),
         ("--squared-relu", "--squared-relu"),
+        ("--quick-geglu", "--quick-geglu"),
         ("--cuda-graph-impl local", "--cuda-graph-impl local"),
         ("--context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type a2a"),
         ("--recompute-granularity selective --recompute-modules core_attn moe_act", "--recompute-modules core_attn moe_act"),
@@ -208,6 +209,19 @@ def test_what_has_an_effect_and_no_field_is_told(arguments: str, name: str, tmp_
     account = megatron(tmp_path, arguments).account
     assert name in names(account.not_expressible)
     assert not account.is_whole
+
+
+def test_squared_relu_beside_rotary_positions_is_nemotrons_layer(tmp_path: Path) -> None:
+    drawn = megatron(
+        tmp_path,
+        "--squared-relu --position-embedding-type rope --normalization LayerNorm --disable-bias-linear "
+        "--attention-dropout 0.0 --hidden-dropout 0.0 --untie-embeddings-and-output-weights",
+    )
+    assert drawn.account.is_whole
+    model = drawn.scenario.strategies[0].model
+    assert isinstance(model, ModelConfig)
+    assert (model.family, model.activation, model.norm) == ("llama", "squared_relu", "layer_norm")
+    assert model.ffn_hidden == 4 * model.hidden
 
 
 @pytest.mark.parametrize(

@@ -19,24 +19,47 @@ def accelerate(folder: Path, text: str, options: Options = LLAMA):
     return imported(folder, "accelerate", "fsdp.yaml", text, options)
 
 
-def test_zero_3_with_offload_is_fsdp_with_cpu_offload(tmp_path: Path) -> None:
+def test_zero_3_with_offload_is_zero_3_with_offload(tmp_path: Path) -> None:
     found = deepspeed(tmp_path, ZERO3_OFFLOAD, replace(LLAMA, nodes=2))
     setup = found.scenario.strategies[0]
     assert (setup.model.name, setup.model.implementation) == ("llama-3.1-8b", "transformers")
-    assert setup.fsdp is not None
-    assert (setup.fsdp.degree, setup.fsdp.reshard_after_forward, setup.fsdp.cpu_offload) == (16, True, True)
+    assert setup.zero is not None
+    assert (setup.zero.degree, setup.zero.stage) == (16, 3)
+    assert (setup.zero.offload_optimizer, setup.zero.offload_param) == ("cpu", "cpu")
     assert (setup.batch.micro_batch, setup.batch.accumulation, setup.batch.seq_len) == (2, 4, 4096)
-    assert (setup.precision.parameters, setup.precision.compute, setup.precision.reduce) == ("fp32", "bf16", "bf16")
+    assert (setup.precision.parameters, setup.precision.compute, setup.precision.reduce) == ("bf16", "bf16", "bf16")
     assert setup.optimizer is not None and setup.optimizer.clip_norm == 1.0
     assert found.account.is_whole
-    assert Entry("zero_optimization.stage", 4, "parallel.fsdp.degree: 16") in found.account.used
+    assert Entry("zero_optimization.offload_param.device", 6, "parallel.zero.offload_param: cpu") in found.account.used
 
 
 def test_zero_offload_of_one_gpu_keeps_the_parameters_there(tmp_path: Path) -> None:
     text = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
     setup = deepspeed(tmp_path, text, replace(LLAMA, gpus_per_node=1)).scenario.strategies[0]
-    assert setup.optimizer is not None
-    assert (setup.optimizer.offload, setup.optimizer.clip_norm, setup.fsdp) == ("states", None, None)
+    assert setup.zero is not None
+    assert (setup.zero.degree, setup.zero.stage, setup.zero.offload_optimizer) == (1, 2, "cpu")
+
+
+def test_zero_infinity_keeps_states_and_parameters_on_drives(tmp_path: Path) -> None:
+    text = """{"bf16": {"enabled": true}, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "sub_group_size": 1e8,
+        "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "pipeline_read": true},
+        "offload_param": {"device": "nvme", "nvme_path": "/local"}}}"""
+    found = deepspeed(tmp_path, text)
+    setup = found.scenario.strategies[0]
+    assert setup.zero is not None and setup.optimizer is not None
+    assert (setup.zero.offload_optimizer, setup.zero.offload_param, setup.zero.sub_group) == (
+        "nvme",
+        "nvme",
+        100_000_000,
+    )
+    assert (setup.zero.pipeline_read, setup.zero.pipeline_write, setup.optimizer.clip_norm) == (True, False, 1.0)
+    assert found.account.is_whole, found.account.not_expressible
+
+
+def test_below_stage_3_states_on_nvme_stay_in_main_memory(tmp_path: Path) -> None:
+    text = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}'
+    setup = deepspeed(tmp_path, text).scenario.strategies[0]
+    assert setup.zero is not None and setup.zero.offload_optimizer == "cpu"
 
 
 def test_zero_2_is_zero_2(tmp_path: Path) -> None:
@@ -98,11 +121,6 @@ def test_what_the_file_cannot_know_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, name",
     [
-        (
-            '{"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 3e8, "offload_optimizer": {"device": "cpu"}, '
-            '"offload_param": {"device": "cpu"}}}',
-            "zero_optimization.stage3_max_live_parameters 300000000.0",
-        ),
         (
             '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
             "zero_optimization.offload_param.device nvme",
@@ -170,7 +188,7 @@ mixed_precision: bf16
 num_processes: 4
 """
     setup = accelerate(tmp_path, text).scenario.strategies[0]
-    assert setup.fsdp is not None and (setup.fsdp.degree, setup.fsdp.cpu_offload) == (4, True)
+    assert setup.zero is not None and (setup.zero.degree, setup.zero.offload_param) == (4, "cpu")
     assert setup.optimizer is not None and setup.optimizer.clip_norm == 0.5
 
 

@@ -10,6 +10,7 @@ from sim.model.catalogue import (
     preset_shapes,
 )
 from sim.model.config import ModelConfig
+from sim.model.flops import parameter_count
 from sim.model.huggingface import MODEL_TYPES, read_huggingface_config
 
 
@@ -62,6 +63,35 @@ def parameters(m: ModelConfig) -> int:
 )
 def test_shapes_add_up_to_the_published_number_of_parameters(name, published):
     assert parameters(preset(name)) == published
+
+
+@pytest.mark.parametrize("name, billions", [("nemotron-4-15b", 15.6), ("nemotron-4-340b", 341.0), ("kimi-k2", 1026.4)])
+def test_shapes_add_up_to_the_size_in_the_name(name, billions):
+    assert round(parameter_count(preset(name)) / 1e9, 1) == billions
+
+
+def test_a_window_and_squared_relu_are_megatrons_alone():
+    plain = {"window": 128, "activation": "squared_relu"}
+    for field, value in plain.items():
+        assert preset("llama-tiny", "megatron", **{field: value}).implementation == "megatron"
+        assert preset("llama-tiny", **{field: value}).implementation == "megatron"
+        found = faults(lambda field=field, value=value: preset("llama-tiny", "torchtitan", **{field: value}))
+        assert [fault[0] for fault in found] == ["implementation"]
+    assert faults(lambda: preset("gpt-tiny", window=128)) == [("window", 128, "the gpt family has none", ())]
+
+
+def test_what_has_no_gate_takes_no_field_of_one():
+    found = faults(lambda: preset("nemotron-8b", swiglu_fusion=False))
+    assert found == [("swiglu_fusion", False, "is of gated MLPs; squared_relu has no gate", ())]
+    assert [fault[0] for fault in faults(lambda: preset("mixtral-tiny", activation="squared_relu"))] == ["experts"]
+
+
+def test_full_attention_now_and_then_needs_a_window():
+    assert [preset("gpt-oss-20b", layers=4).window_of(layer) for layer in range(4)] == [128, 0, 128, 0]
+    assert [preset("gpt-oss-20b", full_attention_every=0).window_of(layer) for layer in range(2)] == [128, 128]
+    for values in ({"full_attention_every": 2}, {"full_attention_every": 1, "window": 8}):
+        found = faults(lambda values=values: preset("llama-tiny", "megatron", **values))
+        assert [fault[0] for fault in found] == ["full_attention_every"]
 
 
 @pytest.mark.parametrize("name", preset_names())

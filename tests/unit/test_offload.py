@@ -233,7 +233,8 @@ def test_copies_of_all_gpus_share_the_memory_of_their_numa_half() -> None:
     alone, crowded = model.host_links(1), model.host_links(8)
     assert alone.shared_bytes_per_s == pytest.approx(1.43 * 25.8e9)
     assert crowded.shared_bytes_per_s == pytest.approx(16.5e9)
-    assert crowded == host_links(model.profile.figures, gpu, 7)  # the fuller half decides
+    seven = host_links(model.profile.figures, gpu, 7)  # the fuller half decides
+    assert crowded.shared_bytes_per_s == seven.shared_bytes_per_s
     coherent = CostModel.for_gpu(find_gpu("gh200")).host_links(1)
     assert coherent.host_to_device_bytes_per_s > 5 * alone.host_to_device_bytes_per_s
 

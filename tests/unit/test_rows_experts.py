@@ -38,4 +38,4 @@ def test_experts_of_an_argument_list() -> None:
 
 
 def test_experts_that_nobody_describes_are_said() -> None:
-    assert "the experts' number and shape are not printed" in reason(model_name="GPT OSS 120B")
+    assert "the experts' number and shape are not printed" in reason(model_name="DeepSeekV4 Flash")

@@ -193,7 +193,7 @@ def seen_keys(keys: Tensor, ranks: int) -> list[Tensor]:
 
 
 @rule("fused_attention")
-def fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, ranks: int, kind: str) -> Tensor:
+def fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, ranks: int, kind: str, window: int) -> Tensor:
     if ranks == 1:
-        return tape.apply_tuple(FusedAttention, (q, k, v))[0]
+        return tape.apply_tuple(FusedAttention, (q, k, v), window)[0]
     return tape.apply_tuple(RingAttention if kind == "ring" else GatheredAttention, (q, k, v), ranks)[0]

@@ -1,4 +1,4 @@
-"""What Transformer Engine fuses for Megatron's Llama-like layers: SwiGLU, rotary positions, attention on [S, B, heads, D].
+"""What is fused in Megatron's Llama-like layers: SwiGLU, squared ReLU, rotary positions, attention on [S, B, heads, D].
 
 Source: megatron-core 0.16.1, fusions/fused_bias_swiglu.py; Transformer Engine, FusedRoPEFunc and FusedAttnFunc, read
 there; no recording. Attention's workspaces in backward are those of flash-attn 2; cuDNN does not publish its own.
@@ -40,6 +40,29 @@ class SwiGlu(Op):
         return [dx]
 
 
+class SquaredRelu(Op):
+    """squared_relu under Megatron's jit_fuser: torch.compile makes one kernel each way, which needs its input alone.
+    (megatron/core/activations.py)"""
+
+    node = "CompiledFunctionBackward"
+    saves_late = True
+
+    @staticmethod
+    def saved_inputs(node: Node, x: Tensor) -> Iterable[Tensor | None]:
+        return (x,)
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor) -> Tensor:
+        return tape.pointwise("squared_relu", x.shape, x.dtype, None, x.bytes)
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        x = saved[0]
+        dx = tape.pointwise("squared_relu_back", x.shape, x.dtype, None, 2 * x.bytes)
+        gradients.clear()
+        return [dx]
+
+
 class FusedRope(Op):
     """A new tensor each way; saves the angles alone."""
 
@@ -76,33 +99,34 @@ class FusedAttention(Op):
         return (q, k, v)
 
     @staticmethod
-    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return attend(tape, q, k, causal=True, value_dim=v.shape[-1])
+    def forward(tape: Tape, q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, ...]:
+        return attend(tape, q, k, causal=True, value_dim=v.shape[-1], window=window)
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         q, k, v = saved[:3]
-        result: Gradients = [*attend_back(tape, q, k, causal=True, value_dim=v.shape[-1])]
+        result: Gradients = [*attend_back(tape, q, k, causal=True, value_dim=v.shape[-1], window=node.attributes[0])]
         gradients.clear()
         return result
 
 
 def attend(
-    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None, past: int = 0
+    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None, past: int = 0, window: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One kernel of q [S, B, A, D] over k (and v) [T, B, K, D]: out, log-sum-exp, random state.
 
-    `value_dim`: width of a value and of the result, where it is not D. `past`: keys before the first query.
+    `value_dim`: width of a value and of the result, where it is not D. `past`: keys before the first query. `window`: keys
+    that a query sees at most (0: all).
     """
     length, batch, heads, head_dim = q.shape
     out = tape.empty((*q.shape[:3], value_dim or head_dim), q.dtype)
     lse, rng = tape.empty((batch, heads, length), "fp32"), tape.empty((2,), "int64")
-    tape.recorder.attention("fused_attn_fwd", _work(q, k, causal, False, value_dim, past))
+    tape.recorder.attention("fused_attn_fwd", _work(q, k, causal, False, value_dim, past, window))
     return out, lse, rng
 
 
 def attend_back(
-    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None, past: int = 0
+    tape: Tape, q: Tensor, k: Tensor, causal: bool, value_dim: int | None = None, past: int = 0, window: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its backward: dq, dk, dv in plain order, and the workspaces while it runs."""
     length, batch, heads, head_dim = q.shape
@@ -114,17 +138,19 @@ def attend_back(
     if k.shape[2] != heads:  # dk and dv for all heads, summed down afterwards
         shape = (*k.shape[:2], heads, head_dim)
         workspaces += [tape.empty(shape, k.dtype, owner=Owner.WORKSPACE) for _ in range(2)]
-    tape.recorder.attention("fused_attn_bwd", _work(q, k, causal, True, value_dim, past))
+    tape.recorder.attention("fused_attn_bwd", _work(q, k, causal, True, value_dim, past, window))
     for full in workspaces[2:]:
         tape.recorder.memory_bound("aten::sum", "reduce", full.bytes + k.bytes)
     return dq, dk, dv
 
 
-def _work(q: Tensor, k: Tensor, causal: bool, backward: bool, value_dim: int | None, past: int) -> Attention:
+def _work(
+    q: Tensor, k: Tensor, causal: bool, backward: bool, value_dim: int | None, past: int, window: int
+) -> Attention:
     length, batch, heads, head_dim = q.shape
     return Attention(
         batch=batch, heads=heads, kv_heads=k.shape[2], q_len=length, kv_len=k.shape[0], head_dim=head_dim,
-        causal=causal, backward=backward, dtype=q.dtype, past=past,
+        causal=causal, backward=backward, dtype=q.dtype, past=past, window=window,
         value_head_dim=0 if value_dim in (None, head_dim) else value_dim or 0,
     )  # fmt: skip
 
@@ -132,6 +158,11 @@ def _work(q: Tensor, k: Tensor, causal: bool, backward: bool, value_dim: int | N
 @rule("swiglu")
 def swiglu(tape: Tape, x: Tensor) -> Tensor:
     return tape.apply(SwiGlu, (x,))
+
+
+@rule("squared_relu")
+def squared_relu(tape: Tape, x: Tensor) -> Tensor:
+    return tape.apply(SquaredRelu, (x,))
 
 
 @rule("fused_rope")

@@ -138,25 +138,6 @@ class BiasGelu(Op):
         return [dx, dx.detach() if node.needs(1) else None]
 
 
-class SquaredRelu(Op):
-    """relu(x) squared, one jitted kernel each way: saves x. (megatron/core/activations.py)"""
-
-    node = "SquaredReluBackward"
-
-    @staticmethod
-    def saved_inputs(node: Node, x: Tensor) -> Iterable[Tensor | None]:
-        return (x,)
-
-    @staticmethod
-    def forward(tape: Tape, x: Tensor) -> Tensor:
-        return tape.pointwise("squared_relu", x.shape, x.dtype, None, x.bytes)
-
-    @staticmethod
-    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        x = saved[0]
-        return [tape.pointwise("squared_relu_back", x.shape, x.dtype, None, 2 * x.bytes)]
-
-
 class BiasDropoutAdd(Op):
     """bias_dropout_add_fused_train: one kernel, saves the mask; backward one kernel, the residual's gradient passes on.
     (megatron/core/fusions/fused_bias_dropout.py)"""
@@ -282,11 +263,6 @@ def parallel_linear(
 @rule("bias_gelu")
 def bias_gelu(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
     return tape.apply(BiasGelu, (x, bias))
-
-
-@rule("squared_relu")
-def squared_relu(tape: Tape, x: Tensor) -> Tensor:
-    return tape.apply(SquaredRelu, (x,))
 
 
 @rule("bias_dropout_add")

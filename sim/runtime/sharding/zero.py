@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sim.model.module import Module, Parameter
-from sim.program.kernels import ITEM_BYTES, Collective
+from sim.program.kernels import ITEM_BYTES, Collective, HostCopy
 from sim.program.program import COMPUTE, DATA, Owner
+from sim.runtime.host_memory import HostMemory
 from sim.runtime.optimizer import StepOptimizer
 from sim.runtime.recorder import Operators
 from sim.runtime.scratch import round_up
 from sim.runtime.sharding.family import Family
+from sim.runtime.sharding.zero_host import HostStep, LeavingGradients
 from sim.runtime.sharding.zero_step import PartitionStep
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
@@ -29,9 +31,10 @@ _REDUCE = Operators.number("zero::reduce_bucket")
 class ZeroPartition(Family):
     """The family. Rank 0 is played: its part begins with the first parameters of the model."""
 
-    def __init__(self, tape: Tape, zero: Zero, precision: Precision) -> None:
+    def __init__(self, tape: Tape, zero: Zero, precision: Precision, memory: HostMemory) -> None:
         super().__init__(tape)
         self.zero = zero
+        self.memory = memory
         self.dtype = precision.parameters
         self.reduce_dtype = precision.reduce
         self.overlaps = zero.overlap_comm is True
@@ -45,6 +48,8 @@ class ZeroPartition(Family):
         self._flat: Tensor | None = None
         self._main: Tensor | None = None
         self._is_last = True
+        self._micro_batch = 0
+        self._leaving: LeavingGradients | None = None
         self._buffers: list[Tensor] = []
         self._present = 0
         self._bucket: list[Tensor] = []
@@ -74,18 +79,35 @@ class ZeroPartition(Family):
             slot.tensor = leaf
         parameters[:] = self.leaves
         self.part = elements // self.zero.degree
+        if self.zero.offload_optimizer is not None:
+            self._start_on_host()
+            return
         clone = tape.empty((self.part,), self.dtype, owner=Owner.PARAMETER) if self.dtype != "fp32" else None
         self._main = tape.empty((self.part,), "fp32", owner=Owner.OPTIMIZER)
         tape.recorder.memory_bound("aten::copy_", "copy", 2 * self._main.bytes)
         del clone
         tape.scratch(self._main.bytes)
 
+    def _start_on_host(self) -> None:
+        """The own part leaves in 16 bit and is cast there."""
+        clone = self.tape.empty((self.part,), self.dtype, owner=Owner.PARAMETER)
+        recorder = self.tape.recorder
+        recorder.copy(HostCopy("device_to_host", clone.bytes, pinned=False), COMPUTE)
+        recorder.sync(recorder.record(COMPUTE))
+        del clone
+        largest = max(leaf.elements for leaf in self.leaves)
+        self._leaving = LeavingGradients(self.tape, largest, self.dtype, self.memory)
+
     def make_optimizer(self, parameters: list[Tensor], setup: Optimizer) -> StepOptimizer:
-        assert self._main is not None and self._flat is not None
+        assert self._flat is not None
+        if self._leaving is not None:
+            return HostStep(self.tape, self.zero, [self.part], self.dtype, setup, self.memory, self._flat)
+        assert self._main is not None
         self.step_of = PartitionStep(self.tape, [self._main], self._flat, self.zero.degree, setup)
         return self.step_of
 
     def begin(self, last: bool) -> None:
+        self._micro_batch = 0 if self._is_last else self._micro_batch + 1
         self._is_last = last
 
     def clip(self, parameters: list[Tensor]) -> None:
@@ -115,6 +137,9 @@ class ZeroPartition(Family):
         if leaf.elements <= self.zero.reduce_bucket:
             self.tape.recorder.memory_bound("aten::copy_", "copy", 2 * gradient.bytes)
             leaf.grad = self._buffers[self._present].alias(leaf.shape)
+        elif self._leaving is not None:
+            leaf.grad = self.tape.copy(gradient)
+        del gradient
         self._bucket.append(leaf)
         self._filled += leaf.elements
 
@@ -208,6 +233,10 @@ class ZeroPartition(Family):
 
     def _keep(self, leaf: Tensor, stream: int) -> None:
         """copy_grads_in_partition: parameters that only begin in the own part are kept whole."""
+        if self._leaving is not None:
+            own = min(leaf.elements, self.part - self.offsets[id(leaf)])
+            self._leaving.leave(leaf, own, self._micro_batch if self.zero.stage == 2 else 0, self._is_last, stream)
+            return
         gradient = leaf.grad
         assert gradient is not None
         if self._own is None:

@@ -12,14 +12,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sim.model.module import Module, ModuleList, Parameter
-from sim.program.kernels import ITEM_BYTES, Collective
+from sim.program.kernels import ITEM_BYTES, Collective, HostCopy
 from sim.program.program import COMPUTE, REDUCE_SCATTER, Owner
 from sim.runtime.autograd import Gradients, Node
+from sim.runtime.host_memory import HostMemory
 from sim.runtime.ops.base import Op
 from sim.runtime.optimizer import StepOptimizer
 from sim.runtime.recorder import Operators
 from sim.runtime.sharding.family import Family
 from sim.runtime.sharding.zero3_parameters import Coordinator, Partitioned
+from sim.runtime.sharding.zero_drive import PartDrive
+from sim.runtime.sharding.zero_host import NORM_PART, HostStep, leave_in_fp32, norm_of
 from sim.runtime.sharding.zero_step import PartitionStep
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
@@ -80,9 +83,10 @@ class _Hooks:
 class ZeroParameters(Family):
     """The family."""
 
-    def __init__(self, tape: Tape, zero: Zero, precision: Precision) -> None:
+    def __init__(self, tape: Tape, zero: Zero, precision: Precision, memory: HostMemory) -> None:
         super().__init__(tape)
         self.zero = zero
+        self.memory = memory
         self.dtype = precision.parameters
         self.reduce_dtype = precision.reduce
         self.modules: list[Module] = []
@@ -90,6 +94,10 @@ class ZeroParameters(Family):
         self.coordinator: Coordinator
         self.stream = COMPUTE if zero.overlap_comm is False else REDUCE_SCATTER
         self.step_of: PartitionStep | None = None
+        self.host_step: HostStep | None = None
+        """With `zero.offload_optimizer`, in its place."""
+        self._is_last = True
+        self._micro_batch = 0
         self._mains: list[Tensor] = []
         self._groups: list[list[Partitioned]] = []
         """Parameters whose parts are stepped together."""
@@ -116,25 +124,44 @@ class ZeroParameters(Family):
             slots: list[Parameter] = [slot for _, slot in module.own_parameters()]
             for slot in slots:
                 if id(slot) not in by_slot:
-                    by_slot[id(slot)] = Partitioned(tape, slot, self.dtype, self.zero)
+                    by_slot[id(slot)] = Partitioned(tape, slot, self.dtype, self.zero, len(by_slot))
             own[id(module)] = [by_slot[id(slot)] for slot in slots]
         self.parameters = list(by_slot.values())
         self.coordinator = Coordinator(tape, self.zero, self.dtype, own)
         elements = (sum(p.part for p in self.parameters),)
-        self._parts = tape.empty(elements, self.dtype, owner=Owner.PARAMETER)
         self._groups = list(self._sub_groups())
-        for group in self._groups:
-            size = (sum(p.part for p in group),)
-            copy = tape.empty(size, "fp32", owner=Owner.OPTIMIZER)
-            self._mains.append(tape.empty(size, "fp32", owner=Owner.OPTIMIZER))
-            del copy
-        tape.scratch(self._mains[0].bytes)
+        if self.zero.offload_param is None:
+            self._parts = tape.empty(elements, self.dtype, owner=Owner.PARAMETER)
+        else:
+            self._place_on_host()
+        on_host = self.zero.offload_optimizer is not None
+        if on_host:
+            self.memory.take(elements[0] * ITEM_BYTES[self.dtype])  # the parts of the gradients
+        else:
+            self._place_mains()
         self._buffer = tape.empty((self.zero.reduce_bucket,), self.dtype, owner=Owner.REDUCE_SCATTER)
-        self._gradients = tape.empty(elements, self.dtype, owner=Owner.GRADIENT)
+        if not on_host:
+            self._gradients = tape.empty(elements, self.dtype, owner=Owner.GRADIENT)
         for p in self.parameters:
             p.leaf.post_hook = self._take
         self._by_leaf = {id(p.leaf): p for p in self.parameters}
         return [p.leaf for p in self.parameters]
+
+    def _place_mains(self) -> None:
+        for group in self._groups:
+            size = (sum(p.part for p in group),)
+            copy = self.tape.empty(size, "fp32", owner=Owner.OPTIMIZER)
+            self._mains.append(self.tape.empty(size, "fp32", owner=Owner.OPTIMIZER))
+            del copy
+        self.tape.scratch(self._mains[0].bytes)
+
+    def _place_on_host(self) -> None:
+        """The 16-bit parts, in one pinned block; of those on drives as much as stays in main memory, and buffers."""
+        elements, item_bytes = sum(p.part for p in self.parameters), ITEM_BYTES[self.dtype]
+        if self.zero.offload_param == "nvme":
+            drive = self.coordinator.drive = PartDrive(self.tape, self._groups, item_bytes, self.memory)
+            elements = drive.in_memory
+        self.memory.take(elements * item_bytes)
 
     def _sub_groups(self) -> Iterator[list[Partitioned]]:
         """A sub-group is closed once its parts have `sub_group` elements."""
@@ -148,6 +175,13 @@ class ZeroParameters(Family):
             yield group
 
     def make_optimizer(self, parameters: list[Tensor], setup: Optimizer) -> StepOptimizer:
+        if self.zero.offload_optimizer is not None:
+            parts = [sum(p.part for p in group) for group in self._groups]
+            self.host_step = HostStep(
+                self.tape, self.zero, parts, self.dtype, setup, self.memory,
+                before=self.coordinator.drop_persistent, after=self._after_host_step,
+            )  # fmt: skip
+            return self.host_step
         assert self._parts is not None
         sizes = [len(group) for group in self._groups]
         self.step_of = PartitionStep(
@@ -156,8 +190,16 @@ class ZeroParameters(Family):
         )  # fmt: skip
         return self.step_of
 
+    def _after_host_step(self) -> None:
+        """Parts on drives are written; small parameters are gathered."""
+        if self.coordinator.drive is not None:
+            self.coordinator.drive.write()
+        self.coordinator.gather_persistent()
+
     def begin(self, last: bool) -> None:
-        """Nothing waits for the last micro-batch: every one is reduced."""
+        """Every micro-batch is reduced, but gradients leave in fp32 after the last."""
+        self._micro_batch = 0 if self._is_last else self._micro_batch + 1
+        self._is_last = last
 
     def clip(self, parameters: list[Tensor]) -> None:
         """Part of the step."""
@@ -198,10 +240,13 @@ class ZeroParameters(Family):
         if ranks > 1:
             work = Collective("reduce_scatter", size_bytes, "dp", ranks, self.reduce_dtype)
             recorder.collective(work, self.stream)
-        adds = self.step_of is not None and self.step_of.keeps
-        kept = size_bytes // ranks * (3 if adds else 2)
-        recorder.memory_bound("aten::add_" if adds else "aten::copy_", "copy", kept, self.stream)
-        for p in self._bucket:
+        if self.zero.offload_optimizer is None:
+            adds = self.step_of is not None and self.step_of.keeps
+            kept = size_bytes // ranks * (3 if adds else 2)
+            recorder.memory_bound("aten::add_" if adds else "aten::copy_", "copy", kept, self.stream)
+        for p in sorted(self._bucket, key=lambda p: p.number):
+            if self.zero.offload_optimizer is not None:
+                self._leave(p)
             if p.leaf.grad is not None:
                 p.leaf.grad.storage.used_by(self.stream)
             p.leaf.grad = None
@@ -210,6 +255,25 @@ class ZeroParameters(Family):
         self._filled = 0
         self._events.append(recorder.record(self.stream))
 
+    def _leave(self, p: Partitioned) -> None:
+        """partition_grads: the own part goes into the host's buffer and comes back, or what is there is fetched and added
+        to; after the last micro-batch its norm is taken, and it leaves in fp32."""
+        recorder, size_bytes = self.tape.recorder, p.part * ITEM_BYTES[self.dtype]
+        with recorder.on_stream(self.stream):
+            if not self._micro_batch:
+                recorder.copy(HostCopy("device_to_host", size_bytes), self.stream)
+            part = self.tape.empty((p.part,), self.dtype, owner=Owner.GRADIENT)
+            recorder.copy(HostCopy("host_to_device", size_bytes), self.stream)
+            if self._micro_batch:
+                recorder.memory_bound("aten::add_", "elementwise", 3 * size_bytes)
+                recorder.copy(HostCopy("device_to_host", size_bytes), self.stream)
+            if not self._is_last:
+                return
+            norm_of(self.tape, p.part, ITEM_BYTES[self.dtype], NORM_PART)
+            leave_in_fp32(self.tape, p.part, part.bytes)
+            if self.host_step is not None and self.host_step.drive is not None:
+                self.host_step.drive.gradient(p.part * ITEM_BYTES["fp32"], self.stream)
+
     def _end_backward(self) -> None:
         self._waits_for_end = False
         if self._bucket:
@@ -217,7 +281,9 @@ class ZeroParameters(Family):
         self.coordinator.release_all()
         if self.stream != COMPUTE:
             self.tape.recorder.stream_waits_stream(COMPUTE, self.stream)
-        assert self._gradients is not None
+        if self._gradients is None:
+            self.tape.recorder.sync(self.tape.recorder.record(self.stream))
+            return
         if self.step_of is not None and not self.step_of.keeps:
             self.step_of.keep([self._gradients.alias((p.part,)) for p in self.parameters])
 

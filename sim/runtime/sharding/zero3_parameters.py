@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import deque
 
 from sim.model.module import Module, Parameter
-from sim.program.kernels import ITEM_BYTES, Collective
+from sim.program.kernels import ITEM_BYTES, Collective, HostCopy
 from sim.program.program import ALL_GATHER, COMPUTE, Owner
 from sim.runtime.recorder import Operators
 from sim.runtime.scratch import ceil_div
+from sim.runtime.sharding.zero_drive import PartDrive
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Storage, Tensor
 from sim.scenario.setup import Zero
@@ -24,15 +25,19 @@ _GATHER, _RELEASE = Operators.number("zero::all_gather"), Operators.number("zero
 
 
 class Partitioned:
-    """A parameter: a part of it on every rank, all of it while it is `available`."""
+    """A parameter: a part of it on every rank, all of it while it is `available`. `number`: in the model's order."""
 
-    def __init__(self, tape: Tape, slot: Parameter, dtype: str, zero: Zero) -> None:
+    def __init__(self, tape: Tape, slot: Parameter, dtype: str, zero: Zero, number: int) -> None:
         self.slot = slot
+        self.number = number
         self.elements = slot.elements
         self.part = ceil_div(slot.elements, zero.degree)
         self.persists = slot.elements < zero.persistence_threshold
         self.available = False
         self.handle: Handle | None = None
+        self.on_drive = False
+        self.reading: int | None = None
+        """The end of its part's way from a drive into a buffer of main memory, where it lies from then on."""
         storage = Storage(tape.recorder, 0, ALL_GATHER, Owner.GATHERED)
         storage.bytes = self.part * zero.degree * ITEM_BYTES[dtype]
         self.leaf = Tensor(storage, slot.shape, dtype)
@@ -59,6 +64,7 @@ class Coordinator:
         self.dtype = dtype
         self.own = own
         self.stream = COMPUTE if zero.overlap_comm is False else ALL_GATHER
+        self.drive: PartDrive | None = None
         self._order: list[list[Partitioned]] = []
         """Parameters of the modules that begin, in the first pass; afterwards of every pass."""
         self._is_known = False
@@ -101,11 +107,16 @@ class Coordinator:
         most = min(self.zero.max_live - self._live, self.zero.prefetch_bucket)
         ahead: list[Partitioned] = []
         while self._queue and sum(p.elements for p in ahead) < most:
+            if self._queue[0][0].on_drive and self._queue[0][0].reading is None:
+                break
             p, step = self._queue.popleft()
             self._fetched_for[id(p)] = max(self._fetched_for.get(id(p), -1), step)
             if not p.available and p.handle is None and p not in ahead:
                 ahead.append(p)
         self._gather(ahead)
+        if self.drive is not None:
+            gathering = sum(p.elements for p in self._all() if p.handle is not None)
+            self.drive.read_ahead([p for p, _ in self._queue], gathering)
 
     def _gather(self, members: list[Partitioned]) -> None:
         """One all-gather; several parameters arrive in a buffer from which each is copied."""
@@ -114,20 +125,39 @@ class Coordinator:
         tape, recorder, ranks = self.tape, self.tape.recorder, self.zero.degree
         recorder.operator(_GATHER)
         recorder.host("fsdp_unit")
+        if self.drive is not None:
+            self.drive.fetch(members)
         self._live += sum(p.elements for p in members)
         elements = sum(p.part for p in members) * ranks
         flat = None
-        if len(members) > 1:
-            flat = tape.empty((elements,), self.dtype, stream=self.stream, owner=Owner.GATHERED)
-            recorder.memory_bound("aten::cat", "copy", 2 * flat.bytes // ranks, self.stream)
-        else:
+        if len(members) == 1:
             self._fill(members[0])
+        else:
+            flat = tape.empty((elements,), self.dtype, stream=self.stream, owner=Owner.GATHERED)
+        parts = self._fetch_parts(members)
+        if flat is not None:
+            recorder.memory_bound("aten::cat", "copy", 2 * flat.bytes // ranks, self.stream)
         if ranks > 1:
             size_bytes = elements * ITEM_BYTES[self.dtype]
             recorder.collective(Collective("all_gather", size_bytes, "dp", ranks, self.dtype), self.stream)
+        del parts
         handle = Handle(members, flat, recorder.record(self.stream))
         for p in members:
             p.handle = handle
+
+    def _fetch_parts(self, members: list[Partitioned]) -> list[Tensor]:
+        """Parts that lie in main memory are copied to the GPU one by one, and the host waits for each."""
+        if self.zero.offload_param is None:
+            return []
+        recorder, parts = self.tape.recorder, []
+        for p in sorted(members, key=lambda p: p.number):
+            part = self.tape.empty((p.part,), self.dtype, stream=self.stream, owner=Owner.GATHERED)
+            recorder.copy(HostCopy("host_to_device", part.bytes), self.stream)
+            if self.zero.degree > 1:
+                recorder.sync(recorder.record(self.stream))
+            parts.append(part)
+            del part
+        return parts
 
     def _wait(self, p: Partitioned) -> None:
         """The parameter is there; the first to be waited for copies all that came with it out of the buffer."""
@@ -187,13 +217,15 @@ class Coordinator:
         small = [p for p in self._all() if p.persists]
         if not small:
             return
+        recorder = self.tape.recorder
         for p in small:
             self._fill(p)
             p.available = True
-        recorder = self.tape.recorder
+        parts = self._fetch_parts(small)
         size_bytes = sum(p.part for p in small) * self.zero.degree * ITEM_BYTES[self.dtype]
         if self.zero.degree > 1:
             recorder.collective(Collective("all_gather", size_bytes, "dp", self.zero.degree, self.dtype), self.stream)
+        del parts
         recorder.stream_waits_stream(COMPUTE, self.stream)
 
     def _drop(self, p: Partitioned) -> None:
@@ -203,5 +235,5 @@ class Coordinator:
         self.tape.recorder.operator(_RELEASE)
         p.leaf.storage.used_by(COMPUTE)
         p.leaf.storage.drop()
-        p.available = False
+        p.available, p.reading = False, None
         self._live -= p.elements

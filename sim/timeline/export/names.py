@@ -33,7 +33,11 @@ def collective_name(collective: Collective) -> str:
 
 
 def copy_name(copy: HostCopy) -> str:
-    """As Kineto writes it: Memcpy DtoH (Device -> Pinned)."""
+    """As Kineto writes it: Memcpy DtoH (Device -> Pinned). Of drives it knows nothing."""
+    if copy.direction == "nvme_to_host":
+        return "NVMe read (Drive -> Pinned)"
+    if copy.direction == "host_to_nvme":
+        return "NVMe write (Pinned -> Drive)"
     host = "Pinned" if copy.pinned else "Pageable"
     return (
         f"Memcpy DtoH (Device -> {host})" if copy.direction == "device_to_host" else f"Memcpy HtoD ({host} -> Device)"
