@@ -8,14 +8,15 @@ alone measures nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 from calibration.measure import ranks
-from calibration.measure.case import Case
+from calibration.measure.case import DESIGN, SCENARIO, Case
 from calibration.measure.command import main
 from calibration.measure.device import Device
 from calibration.measure.needs_torch import torch
+from calibration.measure.operands import DTYPES
 from calibration.measure.timing import Call
 from sim.program.kernels import Collective, CollectiveKind
 
@@ -27,14 +28,22 @@ ITEM_BYTES = {"cuda": 2, "cpu": 4}
 dist = torch.distributed
 
 
-def case(work: Collective, nodes: int = 1) -> Case:
+def case(work: Collective, nodes: int = 1, origin: str = DESIGN) -> Case:
     """One collective over the first `work.size` ranks; `nodes` they lie on."""
 
     def build(device: Device) -> Call:
         return call_of(device, work)
 
     variant = f"{nodes} nodes" if nodes > 1 else ""
-    return Case(FAMILY, work, build, f"c10d::{work.kind}", variant, bytes_needed=2 * work.bytes)
+    return Case(FAMILY, work, build, f"c10d::{work.kind}", variant, origin, 2 * work.bytes)
+
+
+def of_scenario(works: Iterable[Collective]) -> Iterator[Case]:
+    """A scenario's own collectives, where this run has as many ranks and torch's group can split the buffer."""
+    for work in works:
+        fits = work.size in group_sizes(ranks.size()) and work.dtype in DTYPES
+        if fits and work.bytes and work.bytes % (work.size * DTYPES[work.dtype].itemsize) == 0:
+            yield case(work, -(-work.size // ranks.ranks_per_node()), SCENARIO)
 
 
 def cases(device: Device) -> Iterator[Case]:
@@ -61,7 +70,7 @@ def call_of(device: Device, work: Collective) -> Call:
     group = group_of(work.size)
     if ranks.rank() >= work.size:
         return lambda: None
-    dtype = torch.float32 if device.name == "cpu" else torch.bfloat16
+    dtype = DTYPES[work.dtype]
     elements = work.bytes // dtype.itemsize
     whole = torch.ones(elements, device=device.torch_device, dtype=dtype)
     part = torch.ones(elements // work.size, device=device.torch_device, dtype=dtype)

@@ -31,10 +31,11 @@ def plan_for(device: Device, families: Sequence[str], scenario: Path | None = No
 
     first, left_out = [], []
     if scenario is not None:
+        from calibration.measure import collectives
         from calibration.measure.scenario import work_of
 
         work = work_of(scenario)
-        first = [case for case in work.cases if case.family in families]
+        first = [case for case in (*collectives.of_scenario(work.collectives), *work.cases) if case.family in families]
         left_out = [f"{name}: no script runs it ({count} in a run)" for name, count in work.left_out.most_common()]
     designs = [cases_of(family, device) for family in families]
     readings = [reading for family in families for reading in readings_of(family, device)]

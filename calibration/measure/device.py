@@ -25,6 +25,7 @@ MOST_IN_FLIGHT = 400
 """Calls between two waits for the device: a launch queue holds about 1,000 kernels."""
 HEAD_START_CYCLES = 2_000_000
 """For which the device sleeps (about 1 ms) while the host issues, so that kernels run back to back."""
+LOADING_SIDE = 64
 CACHES_ROTATED = 2
 """Operands rotate through so many times the last cache."""
 CPU_CACHE_BYTES = 32 << 20
@@ -200,7 +201,7 @@ class CudaDevice:
 
     def info(self) -> DeviceInfo:
         properties = torch.cuda.get_device_properties(self.index)
-        asked = _nvidia_smi(self.index, "driver_version", "clocks.sm", "power.draw", "power.limit")
+        asked = _nvidia_smi(_identity(self.index), "driver_version", "clocks.sm", "power.draw", "power.limit")
         return DeviceInfo(
             kind="cuda",
             title=properties.name,
@@ -220,7 +221,7 @@ class CudaDevice:
         )
 
     def state(self) -> dict[str, float]:
-        asked = _nvidia_smi(self.index, "clocks.sm", "power.draw", "temperature.gpu")
+        asked = _nvidia_smi(_identity(self.index), "clocks.sm", "power.draw", "temperature.gpu")
         names = {"clocks.sm": "clock_mhz", "power.draw": "power_w", "temperature.gpu": "temperature_c"}
         found = {names[key]: _number(value) for key, value in asked.items()}
         return {key: value for key, value in found.items() if value is not None}
@@ -246,6 +247,9 @@ def open_device(name: str, threads: int = 0) -> Device:
         raise CalibrationError(NO_CUDA.format(reason=reason))
     index = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(index)
+    loaded = torch.ones(LOADING_SIDE, LOADING_SIDE, device="cuda")
+    torch.mm(loaded, loaded)  # loads context and libraries, which no case should pay for
+    torch.cuda.synchronize()
     return CudaDevice(index)
 
 
@@ -268,11 +272,17 @@ def _cpu_title() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _nvidia_smi(index: int, *fields: str) -> dict[str, str]:
+def _identity(index: int) -> str:
+    """As nvidia-smi names a GPU, whichever of them CUDA_VISIBLE_DEVICES lets torch see."""
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return str(index) if uuid is None else f"GPU-{uuid}"
+
+
+def _nvidia_smi(identity: str, *fields: str) -> dict[str, str]:
     """Fields of nvidia-smi; none where it is not there or does not answer."""
     if shutil.which("nvidia-smi") is None:
         return {}
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", f"--id={index}"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", f"--id={identity}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

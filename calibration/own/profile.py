@@ -14,7 +14,7 @@ from calibration.measure.points import FigurePoint, Point, TimedPoint
 from calibration.own.facts import Facts, facts_of
 from calibration.own.kernels import fit_attention, fit_gemm, fit_memory
 from calibration.own.result import Evidence, OwnFit
-from calibration.own.transfers import fit_collectives, fit_copies, take_readings
+from calibration.own.transfers import fit_collectives, fit_copies, nodes_of, take_readings
 from sim.cost.figures import Figure
 from sim.cost.measured import work_to_dict
 from sim.cost.own import GROUPS, HOST, MODEL_PROFILE
@@ -84,9 +84,11 @@ def profile_text(
 
 
 def measured_entries(points: Sequence[Point], caches: str) -> Iterator[dict[str, Any]]:
-    """Kernels, collectives and copies with their times; a scenario's own first, which count where two are one work."""
+    """Kernels, copies, and collectives of one node with their times; a scenario's own first, which count where two are
+    one work."""
     timed = [point for point in points if isinstance(point, TimedPoint)]
-    for point in sorted(timed, key=lambda point: point.origin != SCENARIO):
+    inside = (point for point in timed if nodes_of(point) == 1)
+    for point in sorted(inside, key=lambda point: point.origin != SCENARIO):
         time = point.time(caches)
         spread = round(time.relative_spread, 4)
         yield {"kernel": point.name, **work_to_dict(point.work), "ns": round(time.median_ns), "spread": spread}

@@ -49,7 +49,8 @@ def calibrate(
             text, interrupted = verb.calibrate(device, minutes, scenario, out, threads, only or ())
         except failure as error:
             stop(str(error))
-        print(text)
+        if text:  # of several ranks the first one tells
+            print(text)
         if interrupted:
             raise typer.Exit(INTERRUPTED)
 

@@ -61,6 +61,16 @@ class CollectiveCost:
     def alone_ns(self) -> float:
         return self.latency_ns + (self.bytes / self.cap_bytes_per_s * 1e9 if self.bytes else 0.0)
 
+    def lasting(self, ns: int, link_bytes_per_s: float) -> CollectiveCost:
+        """The same collective, of which it was measured that it takes `ns` alone on a link of that bandwidth."""
+        latency_ns = min(self.latency_ns, ns)
+        if not self.bytes or latency_ns == ns:
+            return CollectiveCost(ns, 0, self.cap_bytes_per_s, (*self.parts, ("measured_ns", ns)))
+        cap = self.bytes / (ns - latency_ns) * 1e9
+        on_link = min(1.0, link_bytes_per_s / cap)
+        parts = (*self.parts, ("measured_ns", ns))
+        return CollectiveCost(latency_ns, round(self.bytes * on_link), cap * on_link, parts)
+
 
 def wire_bytes(kind: str, size_bytes: float, ranks: int) -> float:
     """Bytes that one of `ranks` sends for a buffer of `size_bytes` (the ring algorithm's minimum)."""

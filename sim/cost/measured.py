@@ -63,6 +63,10 @@ class MeasuredTable:
         key = bare(looked_up)
         return self.by_kernel.get((kernel.name, key)) or self.by_work.get(key)
 
+    def find_collective(self, work: Collective) -> Timing | None:
+        """The time of a collective inside a node."""
+        return self.by_work.get(bare(work)) if self.by_work else None
+
     def __len__(self) -> int:
         return len(self.by_kernel)
 

@@ -13,6 +13,7 @@ from sim.cost.model import CostModel
 from sim.cost.own import ProfileError, load_own_profile
 from sim.cost.profile import load_profile
 from sim.hardware.catalogue import find_gpu
+from sim.hardware.mesh import Mesh
 from sim.program.kernels import Attention, Collective, Gemm, HostCopy, Kernel, Memory
 from sim.report.evidence import evidence
 from sim.report.runner import check_setup
@@ -28,6 +29,8 @@ host: {label: measured, source: here, launch_us: 7, driver: {cuda_malloc_us: 300
 measured:
   - {kernel: "aten::mm", gemm: {m: 512, n: 512, k: 512}, ns: 12345, spread: 0.02}
   - {kernel: "aten::gelu", memory: {family: elementwise, bytes: 4096}, ns: 777}
+  - {kernel: "c10d::all_gather", collective: {kind: all_gather, bytes: 67108864, group: "", size: 8}, ns: 250000}
+  - {kernel: "c10d::all_gather", collective: {kind: all_gather, bytes: 4096, group: "", size: 8}, ns: 3000}
 """
 SCENARIO = """\
 model: {preset: gpt2-small, implementation: nanogpt}
@@ -59,6 +62,18 @@ def test_what_was_measured_is_looked_up_and_the_rest_is_the_fit(tmp_path: Path) 
 def test_an_explanation_says_that_it_was_measured_here(tmp_path: Path) -> None:
     explanation = CostModel.for_gpu(H100, write(tmp_path)).explain(Kernel("aten::mm", Gemm(512, 512, 512)))
     assert (explanation.form, explanation.bound, explanation.level_ns[0]) == ("measured", "measured here", 12345)
+
+
+@pytest.mark.parametrize(("size", "ns"), [(64 << 20, 250_000), (4096, 3000)])
+def test_a_measured_collective_takes_its_time_on_a_link_of_its_own(tmp_path: Path, size: int, ns: int) -> None:
+    """Also where it is shorter than the form's latency; between nodes the form is asked."""
+    model = CostModel.for_gpu(H100, write(tmp_path))
+    work = Collective("all_gather", size, "fsdp", 8)
+    cost = model.collective(work, Mesh((("fsdp", 8),), 8, 8).span("fsdp"))
+    assert cost.alone_ns == pytest.approx(ns)
+    assert cost.cap_bytes_per_s <= H100.gpu_link_bytes_per_s
+    apart = Mesh((("fsdp", 8),), 1, 8).span("fsdp")
+    assert model.collective(work, apart) == CostModel.for_gpu(H100).collective(work, apart)
 
 
 def test_launches_are_those_of_eager_mode_and_the_driver_is_everybodys(tmp_path: Path) -> None:
