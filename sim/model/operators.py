@@ -23,7 +23,6 @@ ACTIVATIONS = {
     "gelu_tanh": {"aten.gelu"},
     "gelu_new": {"aten.pow", "aten.mul", "aten.tanh"},
     "relu": {"aten.relu"},
-    "squared_relu": set(),
     "gated_gelu": {"aten.pow", "aten.mul", "aten.tanh"},
     "squared_relu": set[str](),
 }
