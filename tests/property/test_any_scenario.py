@@ -16,7 +16,9 @@ parallel.fsdp.reshard_after_forward parallel.pipeline parallel.pipeline.degree p
 parallel.ddp parallel.ddp.degree parallel.ddp.bucket_cap parallel.fsdp1 parallel.fsdp1.degree parallel.fsdp1.strategy
 parallel.zero parallel.zero.degree parallel.zero.stage parallel.zero.prefetch_bucket_size
 parallel.zero.offload_optimizer parallel.zero.offload_param parallel.zero.pipeline_read cluster.nvme cluster.nvme_read
-parallel.pipeline.virtual parallel.pipeline.placement batch.accumulation checkpoint.keep_micro_batches
+parallel.pipeline.virtual parallel.pipeline.placement parallel.pipeline.overlap_p2p parallel.pipeline.scatter_gather
+batch.accumulation checkpoint.keep_micro_batches model.persistent_norm parallel.tensor parallel.tensor.degree
+parallel.tensor.async_all_reduce
 precision precision.compute optimizer optimizer.clip_norm checkpoint checkpoint.save
 offload offload.what offload.layers offload.streams offload.above strategies.mixed.offload.look_ahead cluster.host_memory
 checkpoint.every checkpoint.segment checkpoint.first allocator host host.sync profile strategies strategies.full
