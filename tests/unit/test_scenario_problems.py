@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.hardware.catalogue import gpu_names
 from sim.scenario import ScenarioError, json_schema, load_scenario, load_text
 from tests.unit.scenario_texts import VALID, changed, only, problems
 
@@ -176,7 +177,7 @@ def test_the_ranks_must_be_the_gpus():
 def test_unknown_gpus_presets_and_code_are_told_the_nearest():
     ((line, path, text),) = changed("h100-sxm-80gb", "h100-sxm-80")
     assert (line, path) == (2, "cluster.gpu")
-    assert text.startswith("h100-sxm-80: one of 26 names such as h100-sxm-80gb")
+    assert text.startswith(f"h100-sxm-80: one of {len(gpu_names())} names such as h100-sxm-80gb")
     assert text.endswith("(did you mean h100-sxm-80gb?)")
     ((line, path, text),) = changed("llama-tiny", "lama-tiny")
     assert (line, path) == (1, "model.preset")
