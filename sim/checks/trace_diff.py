@@ -1,4 +1,4 @@
-"""A simulated trace beside a real one: step, compute, exposed communication, idle, and every family of kernels."""
+"""A simulated trace beside another, mostly a real one: step, compute, exposed communication, idle, families of kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from sim.checks.kineto import RankTrace, Step
 
@@ -24,22 +25,25 @@ class Line:
 
     name: str
     simulated_us: float
-    real_us: float
+    other_us: float
     simulated_count: int = 0
-    real_count: int = 0
+    other_count: int = 0
 
     @property
     def difference(self) -> float | None:
-        """Simulated over real less one; None where the real run has none."""
-        return self.simulated_us / self.real_us - 1 if self.real_us else None
+        """Simulated over the other less one; None where the other has none."""
+        return self.simulated_us / self.other_us - 1 if self.other_us else None
 
 
 @dataclass(frozen=True, slots=True)
 class TraceDiff:
     """Medians over the steps that count (`steady`) of both traces' slowest ranks.
 
-    unnamed: what no family knows in the real trace, microseconds in a step, the largest first.
+    other: is the second trace a real one or simulated, too?
+    unnamed: what no family knows in the other trace, microseconds in a step, the largest first.
     """
+
+    other: Literal["real", "simulated"]
 
     parts: tuple[Line, ...]
     families: tuple[Line, ...]
@@ -60,9 +64,9 @@ def slowest(traces: Sequence[RankTrace]) -> RankTrace:
     return max(traces, key=lambda trace: median(step.length for step in steady(trace)))
 
 
-def trace_diff(simulated: Sequence[RankTrace], real: Sequence[RankTrace]) -> TraceDiff:
+def trace_diff(simulated: Sequence[RankTrace], other: Sequence[RankTrace]) -> TraceDiff:
     """Both runs' slowest ranks beside each other."""
-    ours, theirs = steady(slowest(simulated)), steady(slowest(real))
+    ours, theirs = steady(slowest(simulated)), steady(slowest(other))
     parts = tuple(Line(name, median(map(of, ours)), median(map(of, theirs))) for name, of in PARTS)
     names = dict.fromkeys(name for step in (*ours, *theirs) for name in step.families)
     families = [
@@ -72,11 +76,12 @@ def trace_diff(simulated: Sequence[RankTrace], real: Sequence[RankTrace]) -> Tra
     for step in theirs:
         unnamed.update({name: time / len(theirs) for name, time in step.unnamed.items()})
     return TraceDiff(
+        other="simulated" if other[0].simulated else "real",
         parts=parts,
-        families=tuple(sorted(families, key=lambda line: -max(line.simulated_us, line.real_us))),
+        families=tuple(sorted(families, key=lambda line: -max(line.simulated_us, line.other_us))),
         unnamed=tuple(unnamed.most_common(5)),
         steps=(len(ours), len(theirs)),
-        ranks=(len(simulated), len(real)),
+        ranks=(len(simulated), len(other)),
     )
 
 

@@ -29,17 +29,34 @@ def calibrate(
     from_trace: Annotated[
         Path | None, typer.Option("--from-trace", metavar="TRACE", help="Take times from a profiler's trace instead.")
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Predict training steps, run them for real, compare; writes no profile.")
+    ] = False,
+    short: Annotated[bool, typer.Option("--short", help="Of the check: small networks, few rounds.")] = False,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="FILE", help="Of the check: its rounds; it goes on there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Of the check: print one JSON object.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Of the check: exit with 1 where a time misses.")] = False,
 ) -> None:
     """Measure this machine and write a cost profile of its own (docs/calibration.md). Needs torch.
 
-    Points are kept beside the profile; the same command goes on where it was stopped.
+    Points are kept beside the profile; the same command goes on where it was stopped. Exit code of --check: 0 the peaks
+    in bytes are equal, 1 they are not.
 
     Example: python -m sim calibrate --device cuda --scenario scenarios/fsdp_ckpt.yaml --out mine.yaml
     """
     with answers_errors():
-        problems = list(_problems(device, minutes, out, only, from_trace, scenario))
+        problems = _problems(device, minutes, out, only, from_trace, scenario)
+        of_check = {"--short": short, "--keep": keep is not None, "--json": as_json, "--strict": strict}
+        not_of_check = {"--out": out is not None, "--only": bool(only), "--from-trace": from_trace is not None}
+        problems += [f"{name}: not with --check" for name, given in not_of_check.items() if check and given]
+        problems += [f"{name}: only with --check" for name, given in of_check.items() if given and not check]
         if problems:
             stop("\n".join(problems))
+        if check:
+            command = import_module("calibration.check.command")
+            raise typer.Exit(command.check(device, scenario, minutes, threads, short, keep, as_json, strict))
         verb = import_module("calibration.own.calibrate")
         failure = import_module("calibration.measure.words").CalibrationError
         try:

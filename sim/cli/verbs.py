@@ -204,6 +204,35 @@ def schema() -> None:
 
 
 @app.command()
+def fields(
+    section: Annotated[
+        str | None, typer.Argument(help="One section, e.g. checkpoint or parallel.fsdp (default: all).")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, as docs/fields.md holds it.")] = False,
+) -> None:
+    """Say what the fields of a scenario mean, what they take, and their defaults.
+
+    Example: python -m sim fields checkpoint
+    """
+    from sim.report.console import make_console
+    from sim.scenario import field_reference, section_names
+    from sim.scenario.problems import nearest_name
+
+    with answers_errors():
+        if section is not None and section not in section_names():
+            near = nearest_name(section, section_names())
+            hint = f" (did you mean {near}?)" if near else ""
+            stop(f"{section}: one of {', '.join(section_names())}{hint}")
+        text = field_reference(section)
+        if markdown:
+            print(text, end="")
+        else:
+            from rich.markdown import Markdown
+
+            make_console().print(Markdown(text))
+
+
+@app.command()
 def gpus() -> None:
     """List the GPUs that a scenario can name.
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sim.program.kernels import Attention, Collective, Gemm, HostCopy, Kernel, Memory, Work
+from sim.program.kernels import Attention, Collective, Gemm, HostCopy, Kernel, Memory, Operator, Work
 
-Measurable = Gemm | Attention | Memory | Collective | HostCopy
+Measurable = Gemm | Attention | Memory | Collective | HostCopy | Operator
 KINDS: Mapping[str, type[Measurable]] = {
     "gemm": Gemm,
     "attention": Attention,
@@ -20,6 +20,7 @@ KINDS: Mapping[str, type[Measurable]] = {
     "collective": Collective,
     "copy": HostCopy,
 }
+"""Those that a file can hold; operators of a CPU are timed and looked up in one session (`calibration.check`)."""
 LEAST_SIGMA = 0.01
 """Of a median over rounds: clocks and neighbours move by as much between one run and the next."""
 
@@ -58,7 +59,7 @@ class MeasuredTable:
     def find(self, kernel: Kernel, work: Work | None = None) -> Timing | None:
         """The time of a kernel; `work` stands for its own where another kernel does it."""
         looked_up = kernel.work if work is None else work
-        if not self.by_kernel or not isinstance(looked_up, Gemm | Attention | Memory):
+        if not self.by_kernel or not isinstance(looked_up, Gemm | Attention | Memory | Operator):
             return None
         key = bare(looked_up)
         return self.by_kernel.get((kernel.name, key)) or self.by_work.get(key)

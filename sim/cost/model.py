@@ -24,11 +24,11 @@ from sim.cost.overlap import ALONE, LEVELS, OverlapForm
 from sim.cost.own import own_profile_for
 from sim.cost.profile import Profile, profile_for, with_gemm_efficiency
 from sim.cost.uncertainty import attention_sigma, collective_sigma, gemm_sigma, memory_sigma
-from sim.program.kernels import CPU_MEMORY, Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Work
+from sim.program.kernels import CPU_MEMORY, Attention, Collective, Fixed, Gemm, HostWork, Kernel, Memory, Operator, Work
 from sim.scenario.names import is_own_profile
 
 MIB = 1 << 20
-KernelWork = Gemm | Attention | Memory
+KernelWork = Gemm | Attention | Memory | Operator
 MEASURED_FORM = "measured"
 
 
@@ -214,6 +214,8 @@ class CostModel:
 
     def _time(self, work: KernelWork, name: str = "") -> GemmTime | AttentionTime | MemoryTime:
         figures, work = self.profile.figures, self._run(work)
+        if isinstance(work, Operator):
+            raise CostError(f"{work.name} on a CPU: no form prices it, and {self.profile.name} has no time of it")
         if isinstance(work, Gemm):
             return GemmForm.of(figures, self.gpu, work.dtype).time(work)
         if isinstance(work, Attention):
@@ -234,4 +236,5 @@ class CostModel:
         if isinstance(work, Attention):
             root, head_dim = attention_root(figures, work)
             return "attention", (f"{root}.", f"{root}.d{head_dim}.")
+        assert isinstance(work, Memory)  # an operator of a CPU has a time of its own, or none
         return f"memory: {work.family}", (f"{memory_root(figures, work.family, name)}.",)

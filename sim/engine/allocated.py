@@ -14,20 +14,20 @@ from sim.scenario.allocator.settings import MIN_BLOCK_BYTES
 from sim.timeline.memory import MemoryTimeline, OutOfMemoryEvent
 
 
-def sum_memory(program: Program, capacity_bytes: int) -> MemoryTimeline:
-    """Bytes of live tensors after every event, each rounded up to 512, until they exceed `capacity_bytes`."""
+def sum_memory(program: Program, capacity_bytes: int, block_bytes: int = MIN_BLOCK_BYTES) -> MemoryTimeline:
+    """Bytes of live tensors after every event, each rounded up to `block_bytes`, until they exceed `capacity_bytes`."""
     sizes = np.zeros(len(program.owners), np.int64)
     born = program.mem_kind == Mem.ALLOC
     sizes[program.mem_handle[born]] = program.mem_bytes[born]
-    sizes = -(-sizes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-    block_bytes = sizes[program.mem_handle]
+    sizes = -(-sizes // block_bytes) * block_bytes
+    held_bytes = sizes[program.mem_handle]
     sign = np.where(born, 1, np.where(program.mem_kind == Mem.FREE, -1, 0))
-    allocated = np.cumsum(sign * block_bytes)
+    allocated = np.cumsum(sign * held_bytes)
     failed = int(np.argmax(allocated > capacity_bytes)) if allocated.max(initial=0) > capacity_bytes else None
     refused = None
     if failed is not None:
         before = int(allocated[failed - 1]) if failed else 0
-        size = int(block_bytes[failed])
+        size = int(held_bytes[failed])
         refused = OutOfMemoryEvent(
             event=failed,
             requested_bytes=int(program.mem_bytes[failed]),
@@ -42,7 +42,7 @@ def sum_memory(program: Program, capacity_bytes: int) -> MemoryTimeline:
         allocated_bytes=allocated,
         active_bytes=allocated,
         reserved_bytes=allocated,
-        block_bytes=block_bytes[:failed],
+        block_bytes=held_bytes[:failed],
         address=np.broadcast_to(np.int64(0), len(allocated)),
         driver_calls=(),
         out_of_memory=refused,

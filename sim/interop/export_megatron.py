@@ -9,16 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.interop.draft import ImportProblems
 from sim.interop.megatron import import_megatron
 from sim.interop.options import Options
 from sim.model.config import ChainConfig, ModelConfig
-from sim.scenario.problems import Problem, shown
+from sim.scenario.problems import Problem, ScenarioError, shown
 from sim.scenario.setup import Setup
 
 MODULES = {"core_attention": "core_attn", "mlp": "mlp", "norm": "layernorm"}
+
+
+class ExportProblems(ScenarioError):
+    """A scenario that no launch command can be made of."""
+
+    ending: ClassVar[str] = "Nothing was exported."
+
+
 NOT_COMPARED = ("name", "model.name", "cluster", "mesh", "profile", "gemm_efficiency", "attention_kernel", "torch")
 """What Megatron's arguments are not about; nodes and GPUs per node are compared by themselves."""
 
@@ -26,19 +34,22 @@ NOT_COMPARED = ("name", "model.name", "cluster", "mesh", "profile", "gemm_effici
 def export_megatron(setup: Setup, file: str) -> tuple[str, list[str]]:
     """A launch command, and what it does not say: "optimizer.name: adamw, but sgd comes back".
 
-    Raises ImportProblems where Megatron has nothing of the kind.
+    Raises ExportProblems where Megatron has nothing of the kind.
     """
     model = setup.model
     if isinstance(model, ChainConfig) or model.implementation != "megatron":
         message = "only models of implementation megatron are Megatron's"
-        raise ImportProblems([Problem(file=file, path="model.implementation", message=message)])
+        raise ExportProblems([Problem(file=file, path="model.implementation", message=message)])
     launch = f"torchrun --nproc-per-node {setup.cluster.gpus_per_node} --nnodes {setup.cluster.nodes} pretrain_gpt.py"
     groups = [
         _network(model), _experts(model), _batch(setup), _parallel(setup), _recomputation(setup), _numbers(setup),
     ]  # fmt: skip
     text = " \\\n    ".join([launch, *(" ".join(group) for group in map(list, groups) if group)]) + "\n"
     options = Options(gpu=setup.cluster.gpu.name)
-    again = import_megatron(Path(file).with_suffix(".sh"), text, options).scenario.strategies[0]
+    try:
+        again = import_megatron(Path(file).with_suffix(".sh"), text, options).scenario.strategies[0]
+    except ImportProblems as error:
+        raise ExportProblems(error.problems) from None
     nodes = [(s.cluster.nodes, s.cluster.gpus_per_node) for s in (setup, again)]
     lost = list(_differences(setup, again, ""))
     return text, lost + ([f"cluster: {nodes[0]}, but {nodes[1]} comes back"] if nodes[0] != nodes[1] else [])

@@ -7,6 +7,7 @@ shapes are one `Kernel` object in a program's table, so a cost model prices each
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int64", "int32", "bool", "uint8", "complex64"]
@@ -101,6 +102,36 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in memory: `strides` in elements, None where it is in plain order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of its elements."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator as a CPU runs it, on tensors that lie so: no form prices it, it is timed as it is.
+
+    `node`: the autograd node in whose backward it runs, "" forward. `reads`: what it (or that node) is given; `out`: what
+    it makes, None where its name and inputs tell. `bytes` and `flops` are informative.
+    """
+
+    name: str
+    node: str
+    reads: tuple[Layout, ...]
+    out: Layout | None = None
+    bytes: int = 0
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Fixed:
     """A kernel whose duration is given (the `chain` toy, or a measured one)."""
 
@@ -109,7 +140,7 @@ class Fixed:
     bytes: int = 0
 
 
-Work = Gemm | Attention | Memory | Fixed
+Work = Gemm | Attention | Memory | Operator | Fixed
 
 
 @dataclass(frozen=True, slots=True)

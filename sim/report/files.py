@@ -33,12 +33,19 @@ FILES = (FIGURE, TRACE, SNAPSHOT, KERNELS, MEMORY, PICTURE, SUMMARY)
 LONGEST_FOLDER = 80
 
 
+def run_name(title: str) -> str:
+    """The name of a run's folder or page. A title that had to be changed has a hash of it at its end, so that "x y" and
+    "x_y" do not share a folder: runs know nothing of each other, unlike the strategies of one."""
+    safe = _safe(title)
+    return safe if safe == title or len(title) > LONGEST_FOLDER else f"{safe}-{_hash(title)[:6]}"
+
+
 def folder_names(names: Iterable[str]) -> list[str]:
     """A folder name per name: letters, digits and `-_.+=@,` of it, never hidden, no two alike on any file system."""
     folders: list[str] = []
     taken: set[str] = set()
     for name in names:
-        safe = _cut(re.sub(r"[^\w.+=@,-]+", "_", unicodedata.normalize("NFC", name)).strip(".") or "_")
+        safe = _safe(name)
         folder, number = safe, 1
         while folder.casefold() in taken:
             number += 1
@@ -48,11 +55,14 @@ def folder_names(names: Iterable[str]) -> list[str]:
     return folders
 
 
-def _cut(name: str) -> str:
-    """Long names keep their beginning, and stay distinct by a hash of the rest."""
-    if len(name) <= LONGEST_FOLDER:
-        return name
-    return f"{name[: LONGEST_FOLDER - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
+def _safe(name: str) -> str:
+    """Long names keep their beginning, and stay distinct by a hash of the whole."""
+    safe = re.sub(r"[^\w.+=@,-]+", "_", unicodedata.normalize("NFC", name)).strip(".") or "_"
+    return safe if len(name) <= LONGEST_FOLDER else f"{safe[: LONGEST_FOLDER - 9]}-{_hash(name)[:8]}"
+
+
+def _hash(name: str) -> str:
+    return sha256(name.encode()).hexdigest()
 
 
 unfinished: set[Path] = set()
@@ -82,7 +92,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def strategy_folders(out: Path, title: str, strategies: Sequence[str]) -> list[Path]:
     """Make out/<title of the scenario>/<strategy> for every strategy, before anything is played. Raises RunError."""
-    root = out / folder_names([title])[0]
+    root = out / run_name(title)
     folders = [root / name for name in folder_names(strategies)]
     for folder in folders:
         try:

@@ -72,7 +72,7 @@ class Node:
 
     def backward(self, tape: Tape, gradients: Gradients) -> Gradients:
         # what is unpacked lives until here ends; the saved tensors themselves live longer
-        return self.op.backward(tape, self, gradients, [saved.unpack() for saved in self.saved])
+        return tape.run_formula(self, gradients, [saved.unpack() for saved in self.saved])
 
     def release(self) -> None:
         for saved in self.saved:
@@ -217,9 +217,10 @@ def _deliver(tape: Tape, buffer: dict[int, Tensor], slot: int, results: Gradient
         results[index] = None
         return
     tape.recorder.operator(_ACCUMULATE)
-    if buffer[slot].storage.handles != 1:
+    in_place = buffer[slot].storage.handles == 1
+    if not in_place:
         buffer[slot] = tape.empty(gradient.shape, gradient.dtype, buffer[slot].strides)
-    tape.recorder.memory_bound("aten::add", "elementwise", 3 * gradient.bytes)
+    tape.launch_accumulation(buffer[slot], gradient, in_place)
 
 
 def _fit(tape: Tape, gradient: Tensor | None, meta: tuple[Shape, str]) -> Tensor | None:

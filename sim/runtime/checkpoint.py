@@ -48,6 +48,7 @@ class _Frame:
         selective: Selective | None,
         early_stop: bool,
     ) -> None:
+        self.generator = tape.generator_state()
         self.function = function
         self.selective = selective
         self.early_stop = early_stop

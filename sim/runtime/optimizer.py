@@ -123,6 +123,7 @@ class AdamW(StepOptimizer):
                 self._create_state(p)
         moved = sum(_step_bytes(p) for p in stepped)
         if self.variant == "fused":
+            tape.reads(stepped)
             tape.recorder.memory_bound("aten::_fused_adamw_", "optimizer", moved)
         elif self.variant == "foreach":
             roots = [tape.empty(p.shape, p.dtype, owner=Owner.OPTIMIZER) for p in stepped]  # _foreach_sqrt

@@ -26,6 +26,7 @@ class _Function:
     """
 
     def __init__(self, tape: Tape, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: bool) -> None:
+        self.generator = tape.generator_state() if tape.grad_enabled else None
         self.function = function
         self.autocast_dtype = tape.autocast_dtype
         self.others = [None if isinstance(a, Tensor) and not (keywords and i) else a for i, a in enumerate(arguments)]

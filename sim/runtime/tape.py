@@ -6,7 +6,7 @@ consulted at exactly two places: when a tensor is packed or unpacked, and at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -181,6 +181,9 @@ class Tape:
         storage = Storage(recorder, size_bytes, on, of)
         return Tensor(storage, shape, dtype, strides)
 
+    def reads(self, tensors: Iterable[Tensor | None], node: str = "") -> None:
+        """What is launched from here on reads these: for devices whose kernels are told apart by layouts, not by bytes."""
+
     def scratch(self, *sizes_bytes: int) -> None:
         """Kernel-internal buffers: all alive together, released when the kernel returns."""
         recorder = self.recorder
@@ -254,6 +257,10 @@ class Tape:
         self.recorder.memory_bound("aten::sum", "reduce", gradient.bytes + out.bytes)
         return out
 
+    def launch_accumulation(self, total: Tensor, gradient: Tensor, in_place: bool) -> None:
+        """Adds a gradient to the one that has come before, which lies as `total` does."""
+        self.recorder.memory_bound("aten::add", "elementwise", 3 * gradient.bytes)
+
     # -- grad mode, autocast -----------------------------------------------------------------------------------
     @contextmanager
     def grad_mode(self, enabled: bool) -> Iterator[None]:
@@ -275,6 +282,10 @@ class Tape:
             self.autocast_depth -= 1
             if self.autocast_depth == 0:
                 self.autocast_cache.clear()
+
+    def generator_state(self) -> Tensor | None:
+        """What a checkpointed region keeps on the device of the generator's state: nothing, a GPU's is kept on the host."""
+        return None
 
     # -- backward ----------------------------------------------------------------------------------------------
     def backward(
@@ -298,6 +309,10 @@ class Tape:
         self._thread, self.engine_running = "main", False
         recorder.resume(before[0])
         recorder.default_owner = before[1]
+
+    def run_formula(self, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        """A node's backward."""
+        return node.op.backward(self, node, gradients, saved)
 
     @contextmanager
     def phase(self, phase: Phase, owner: Owner, path: str = "") -> Iterator[None]:

@@ -75,8 +75,11 @@ class TrainingRun:
     (with the loss the graph survives), as in a script that catches the error around its loop.
     """
 
-    def __init__(self, setup: Setup, recorder: Recorder, models: list[LanguageModel] | None = None) -> None:
-        """`models`: the stages that a rank of a pipeline holds. Default: the whole model."""
+    def __init__(
+        self, setup: Setup, recorder: Recorder, models: list[LanguageModel] | None = None, tape: Tape | None = None
+    ) -> None:
+        """`models`: the stages that a rank of a pipeline holds. Default: the whole model. `tape`: of a device that is no
+        GPU, on this recorder."""
         assert isinstance(setup.model, ModelConfig)
         self.setup = setup
         self.trains = setup.mode == "train"
@@ -84,7 +87,7 @@ class TrainingRun:
         self.recorder = recorder
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
-        self.tape = Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
+        self.tape = tape or Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
         self.tape.tensor_ranks = setup.tensor.degree if self.config.implementation == "torchtitan" else 1
         self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from sim.scenario.editors import json_schema
 from sim.scenario.load import load_document, load_text_document
 from sim.scenario.problems import Problem, ScenarioError
+from sim.scenario.reference import field_reference, section_names
 from sim.scenario.resolve import resolve
 from sim.scenario.sections import is_field
 from sim.scenario.setup import Scenario, Setup
@@ -25,4 +26,15 @@ def load_text(text: str, name: str = "scenario", overrides: Iterable[str] = ()) 
     return resolve(load_text_document(text, name, changes), name, None, changes)
 
 
-__all__ = ["Problem", "Scenario", "ScenarioError", "Setup", "is_field", "json_schema", "load_scenario", "load_text"]
+__all__ = [
+    "Problem",
+    "Scenario",
+    "ScenarioError",
+    "Setup",
+    "field_reference",
+    "is_field",
+    "json_schema",
+    "load_scenario",
+    "load_text",
+    "section_names",
+]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sim.report.page.data import MOST_KERNELS, MOST_STORAGES
 from sim.report.page.write import write_page
 from tests.unit.scenarios import PIPELINE, TINY, write
 
@@ -45,6 +46,34 @@ def page(browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.
     browser.get(f"file://{write_page(write(folder, text), folder)}")
     wait(browser, "return document.documentElement.dataset.ready === 'yes'")
     return browser
+
+
+MANY = """
+model: {preset: gpt-tiny, implementation: nanogpt, layers: 24}
+cluster: {gpu: h100, gpus_per_node: 1}
+batch: {micro_batch: 1, seq_len: 256, accumulation: 370}
+precision: {parameters: bf16, compute: bf16}
+strategies: {many: {}}
+"""
+KERNELS, LARGEST_PAGE_BYTES = 370_000, 8_000_000
+
+
+def test_a_step_of_370_000_kernels_is_a_small_page_that_opens_and_says_what_it_leaves_out(
+    browser: Any, tmp_path: Path
+) -> None:
+    path = write_page(write(tmp_path, MANY), tmp_path)
+    assert path.stat().st_size < LARGEST_PAGE_BYTES
+    browser.get_log("browser")
+    browser.get(f"file://{path}")
+    wait(browser, "return document.documentElement.dataset.ready === 'yes'")
+    shown, kernels, runs = re.findall(
+        r"([\d,]+) of ([\d,]+) kernels are shown, joined to ([\d,]+)", text(browser, "detail")
+    )[0]
+    count = {name: int(value.replace(",", "")) for name, value in zip("skr", (shown, kernels, runs))}
+    assert count["k"] > KERNELS and count["k"] > count["s"] > count["r"] == MOST_KERNELS
+    listed, storages = re.findall(r"lists the ([\d,]+) largest of ([\d,]+)", text(browser, "detail"))[0]
+    assert int(listed.replace(",", "")) == MOST_STORAGES < int(storages.replace(",", ""))
+    assert "small ones" in text(browser, "alive") and browser.get_log("browser") == []
 
 
 def wait(browser: Any, script: str) -> None:

@@ -17,14 +17,13 @@ from sim.model.calls import interpret
 from sim.model.module import Module
 from sim.program.program import Mem, Owner, Phase
 from sim.runtime.checkpoint import CheckpointWrapper
-from sim.runtime.recorder import Recorder
+from sim.runtime.cpu import CpuRecorder
 from sim.runtime.regions import apply_checkpoint
 from sim.runtime.selective import ATTENTION, Selective
-from sim.runtime.tape import DeviceFacts
 from sim.runtime.tensor import Tensor
 from sim.scenario.setup import Checkpoint, Region
 from tests.exact.cpu_models import CpuGpt, CpuLlama
-from tests.exact.cpu_tape import CpuTape, keep_generator_states
+from tests.exact.cpu_tape import CountingTape
 
 BATCH, LENGTH = 4, 256
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "attention")
@@ -58,8 +57,8 @@ def every_second_product() -> Selective:
 
 def play(build: Callable[[], Any], name: str) -> tuple[int, int]:
     """Peak bytes over what was there before forward, and operators that ran again."""
-    recorder = Recorder(None)
-    tape = CpuTape(recorder, DeviceFacts())
+    recorder = CpuRecorder()
+    tape = CountingTape(recorder)
     model = build()
     apply_checkpoint(tape, model, FORMS[name])
     if name == "sac_every2mm":
@@ -101,8 +100,7 @@ CASES = [(model, name) for model, strategies in PEAKS.items() for name in strate
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)
-def test_peak_and_operators_are_those_of_pytorch(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_generator_states(monkeypatch)
+def test_peak_and_operators_are_those_of_pytorch(model: str, name: str) -> None:
     assert play(MODELS[model], name) == tuple(PEAKS[model][name])
 
 

@@ -14,7 +14,7 @@ from sim.report.symptoms import SYMPTOMS, guide
 from sim.scenario import load_text
 from sim.scenario.dump import only_strategy
 from sim.timeline.holdings import held_at, ranged
-from tests.unit.scenarios import CHAIN, PIPELINE, ROOT, TIGHT, TINY, sim, write
+from tests.unit.scenarios import CHAIN, PIPELINE, ROOT, TIGHT, TIGHTER, TINY, sim, write
 
 SHIPPED = sorted((ROOT / "scenarios").glob("*.yaml"))
 
@@ -136,6 +136,29 @@ def test_every_question_has_an_answer(run: Path, options: tuple[str, str]) -> No
     result = sim("explain", run / "full", *options)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("change", "symptom", "says"),
+    [
+        ("checkpoint={segment: 3}", "forward-shrank-backward-oom", "A region of 3 layers runs again at once"),
+        ("checkpoint=null", "same-output-other-gradients", "recomputes nothing"),
+        ("checkpoint={reentrant: true}", "same-output-other-gradients", "reentrant form"),
+        ("checkpoint=null", "reserved-does-not-fall", "what has to fall is the peak"),
+        ("allocator=off", "reserved-does-not-fall", "No allocator was played"),
+        (TIGHTER, "slower-than-predicted", "does not get through a step"),
+        ("checkpoint=null", "losses-not-comparable", "A chain has no tokens"),
+    ],
+)
+def test_a_symptom_speaks_of_the_strategy_at_hand(change: str, symptom: str, says: str, tmp_path: Path) -> None:
+    scenario = write(tmp_path, load_text(CHAIN, overrides=[change]).text)
+    result = sim("explain", scenario, "--only", "none", "--symptom", symptom)
+    assert result.exit_code == 0 and says in " ".join(result.stdout.split())
+
+
+def test_the_loss_is_named_where_it_holds_the_peak(run: Path) -> None:
+    said = sim("explain", run / "full", "--symptom", "forward-shrank-backward-oom").stdout
+    assert "The loss holds most" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

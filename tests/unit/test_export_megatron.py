@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sim.api import load
-from sim.interop import ImportProblems, export_megatron, scenario_text
+from sim.interop import export_megatron, scenario_text
+from sim.interop.export_megatron import ExportProblems
 from tests.unit.imports import A100, FOLDER, GPT22B, imported, megatron
 from tests.unit.scenarios import ROOT, TINY, sim, write
 from tests.unit.test_import_megatron import MIXTRAL
@@ -52,8 +53,9 @@ def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
 
 
 def test_other_implementations_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ImportProblems, match="only models of implementation megatron"):
+    with pytest.raises(ExportProblems, match="only models of implementation megatron") as caught:
         export_megatron(load(write(tmp_path, TINY)).strategies[0], "mine.yaml")
+    assert str(caught.value).endswith("Nothing was exported.")
 
 
 def test_the_command_is_printed_and_losses_change_the_exit_code(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,21 +12,11 @@ from tests.unit.imports import BASE, FOLDER
 from tests.unit.scenarios import ROOT, sim, write
 
 PAGE = (ROOT / "docs" / "import.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^    (python -m sim .*)$", PAGE, re.M)
 WRONG_SCRIPT = """torchrun --nproc_per_node 8 pretrain_gpt.py \\
     --num-layers 96 --hidden-size 12288 --num-attention-heads 96 \\
     --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --bf16 \\
     --tensor-model-parallel-size 3 --vocab-size 50k
 """
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_works(command: str, tmp_path: Path) -> None:
-    (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, *command.split()[1:]]
-    result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
 
 
 def test_the_answer_to_a_wrong_script_is_the_one_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,5 +32,14 @@ def test_a_notebook_keeps_light_outputs(path: Path) -> None:
     assert not [output for cell in code for output in cell["outputs"] if output["output_type"] == "error"]
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_an_exercise_with_a_collapsed_solution_that_asserts(path: Path) -> None:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert any("**Exercise" in "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    solutions = [cell for cell in cells if "solution" in cell["metadata"].get("tags", ())]
+    assert solutions and all(cell["metadata"]["jupyter"]["source_hidden"] for cell in solutions)
+    assert all("assert " in "".join(cell["source"]) and cell["outputs"] for cell in solutions)
+
+
 def test_there_are_notebooks() -> None:
-    assert len(NOTEBOOKS) >= 13
+    assert len(NOTEBOOKS) >= 14

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from itertools import product
@@ -37,9 +39,9 @@ def data(shown: Shown) -> dict[str, Any]:
 
 
 def page_data(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    found = re.search(r'<script type="application/gzip" id="data">(.*?)</script>', text, re.S)
     assert found is not None
-    loaded: dict[str, Any] = json.loads(found[1])
+    loaded: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
     return loaded
 
 
@@ -95,10 +97,28 @@ def test_a_page_is_whole_small_and_asks_no_network(tmp_path: Path, text: str, ov
     assert loaded["scenario"] == load(file).text
 
 
+def test_what_is_left_out_is_told(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = strategy_data(shown, None)
+    monkeypatch.setattr("sim.report.page.data.MOST_STORAGES", 10)
+    monkeypatch.setattr("sim.report.page.data.MOST_KERNELS", 7)
+    cut = strategy_data(shown, None)
+    storages, kernels = len(whole["storages"]["rows"]), len(whole["kernels"]["rows"])
+    assert (len(cut["storages"]["rows"]), cut["leftOut"], whole["leftOut"]) == (10, storages - 10, 0)
+    sizes = sorted((row[2] for row in whole["storages"]["rows"]), reverse=True)
+    assert sorted((row[2] for row in cut["storages"]["rows"]), reverse=True) == sizes[:10]
+    joined = sum(row[5] for row in cut["kernels"]["rows"])
+    assert cut["detail"] == [
+        f"The stack lists the 10 largest of {storages:,} storages; the others are one grey block.",
+        f"Under the cursor, {joined:,} of {kernels:,} kernels are shown, joined to 7 runs of one module; the shortest are"
+        " left out.",
+    ]
+
+
 def test_a_name_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     text = CHAIN.replace("by-two:", "'</script><b>':").replace("model:", "description: </script><i>x\nmodel:", 1)
     page = write_page(write(tmp_path, text), tmp_path).read_text(encoding="utf-8")
     assert "</script><b>" not in page and "</script><i>" not in page
+    assert "</script><b>" in str(page_data(page)["table"])
 
 
 def test_the_verb_writes_a_page_of_a_run_and_answers_what_is_wrong(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sim.api import Result, load, simulate
 from sim.plan.micro_batch import LARGEST_CONSIDERED
 from sim.report.console import make_console, show_run
 from sim.report.evidence import evidence
-from sim.report.files import folder_names
+from sim.report.files import folder_names, run_name
 from sim.report.levers import find_lever
 from sim.report.picture import STALL, Picture
 from sim.report.progress import Progress
@@ -378,7 +378,7 @@ def test_a_picture_read_back_has_the_same_peak_and_lanes(tiny: Result, folder: P
 
 def test_what_does_not_fit_is_drawn_from_a_run_folder_too(folder: Path, tmp_path: Path) -> None:
     sim("run", write(folder, CHAIN, "chain.yaml"), "--out", tmp_path, "--set", TIGHT)
-    none, by_two = (picture for _, _, picture, _ in read_run(tmp_path / f"chain@{TIGHT.replace(' ', '_')}"))
+    none, by_two = (picture for _, _, picture, _ in read_run(tmp_path / run_name(f"chain@{TIGHT}")))
     assert none is not None and by_two is not None
     assert (none.fits, by_two.fits) == (False, True)
     assert none.peak_bytes == 6 * 128 * MIB and none.reserved_bytes.max() >= none.peak_bytes

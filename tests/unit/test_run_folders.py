@@ -14,7 +14,7 @@ import pytest
 
 from sim.report.compare import entry_names, gather
 from sim.report.figure import FAR_APART, shared_scales
-from sim.report.files import write_atomically
+from sim.report.files import run_name, write_atomically
 from sim.report.picture import Work, stream_lanes
 from sim.report.read import read_summary
 from tests.unit.scenarios import CHAIN, ROOT, TIGHT, TINY, sim, write
@@ -54,11 +54,21 @@ def test_changes_have_a_folder_of_their_own_that_is_named(tmp_path: Path) -> Non
     scenario = write(tmp_path, CHAIN)
     sim("run", scenario, "--out", tmp_path)
     result = sim("run", scenario, "--out", tmp_path, "--set", TIGHT, "--set", "torch='2.13'", "--only", "by-two")
-    folder = tmp_path / "mine@cluster.usable_memory=1_GiB,torch=_2.13_"
+    folder = tmp_path / run_name(f"mine@{TIGHT},torch='2.13'")
+    assert folder.name.startswith("mine@cluster.usable_memory=1_GiB,torch=_2.13_-")
     assert f"Files: {folder}/by-two/" in result.stdout
     assert result.stdout.startswith(f"mine@{TIGHT},torch='2.13'")
     assert (names(tmp_path / "mine"), names(folder)) == (["none", "by-two"], ["by-two"])
     assert list(read_summary(folder / "summary.json").overrides) == [TIGHT, "torch='2.13'"]
+
+
+def test_titles_that_differ_have_folders_that_differ(tmp_path: Path) -> None:
+    titles = ["x y", "x_y", "x  y", ".x_y", "x/y", "x" * 300, "x" * 299, "gru\u0308n", "gr\u00fcn"]
+    assert len({run_name(title) for title in titles}) == len(titles)
+    assert (run_name("x_y"), run_name("mine@batch.seq_len=4096")) == ("x_y", "mine@batch.seq_len=4096")
+    for name in ("x y", "x_y"):
+        sim("run", write(tmp_path, CHAIN, f"{name}.yaml"), "--out", tmp_path / "out", "--only", "none")
+    assert sorted(read_summary(file).scenario for file in tmp_path.glob("out/*/summary.json")) == ["x y", "x_y"]
 
 
 def test_json_and_files_agree_on_the_changes(tmp_path: Path) -> None:
@@ -84,7 +94,7 @@ def test_rows_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytes
     ]
     assert rows(Path("a/mine"), Path("a/mine")) == ["a/mine/none", "a/mine/none (2)"]
     sim("run", "a/mine.yaml", "--out", "a", "--only", "none", "--set", TIGHT)
-    assert rows(Path("a/mine"), Path("a/mine@cluster.usable_memory=1_GiB")) == ["mine/none", f"mine@{TIGHT}/none"]
+    assert rows(Path("a/mine"), Path("a", run_name(f"mine@{TIGHT}"))) == ["mine/none", f"mine@{TIGHT}/none"]
 
 
 # -- whole files -----------------------------------------------------------------------------------------------------
@@ -98,7 +108,7 @@ def test_a_folder_in_the_place_of_a_file_is_called_by_its_own_name(tmp_path: Pat
 def test_a_worker_that_is_ended_takes_its_unfinished_files_with_it(tmp_path: Path) -> None:
     code = (
         "import time; from pathlib import Path; from sim.report.runner import end_cleanly\n"
-        "from sim.report.files import write_atomically\nend_cleanly()\n"
+        "from sim.report.files import run_name, write_atomically\nend_cleanly()\n"
         f"write_atomically(Path({str(tmp_path / 'file')!r}), lambda file: (print('begun', flush=True), time.sleep(60)))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -39,7 +39,7 @@ def test_a_run_differs_from_itself_in_nothing(run: Path) -> None:
     traces = read_traces(run / "full" / "trace.json.gz")
     diff = trace_diff(traces, traces)
     assert {line.difference for line in (*diff.parts, *diff.families)} <= {0.0, None}
-    step, compute, exposed, copies, idle = (line.real_us for line in diff.parts)
+    step, compute, exposed, copies, idle = (line.other_us for line in diff.parts)
     assert step == pytest.approx(compute + exposed + copies + idle, rel=0.02)
     assert not [name for name, _ in diff.unnamed if name.startswith("aten::mm")]
 
@@ -84,9 +84,11 @@ def test_the_kernels_names_of_a_gpu_have_families() -> None:
 def test_the_tables_and_the_json_say_the_same(run: Path) -> None:
     shown = sim("diff", run / "full", run / "none" / "trace.json.gz")
     assert shown.exit_code == 0 and "exposed communication" in shown.stdout
+    assert "real" not in shown.stdout and "Both traces were simulated" in shown.stdout
     data = json.loads(sim("diff", run / "full", run / "none" / "trace.json.gz", "--json").stdout)
+    assert data["other"] == "simulated"
     families = {row["name"]: row for row in data["families"]}
-    assert families["gemm"]["simulated_count"] > families["gemm"]["real_count"]  # recomputed
+    assert families["gemm"]["simulated_count"] > families["gemm"]["other_count"]  # recomputed
 
 
 def test_folders_of_ranks_are_compared_by_their_slowest(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_folders_of_ranks_are_compared_by_their_slowest(tmp_path: Path) -> None:
     assert sim("run", scenario, "--only", "1f1b", "--every-rank", "--out", tmp_path).exit_code == 0
     folder = tmp_path / "pipe" / "1f1b"
     result = sim("diff", folder, folder / "ranks")
-    assert result.exit_code == 0 and "Of 2 real ranks the slowest is shown" in result.stdout
+    assert result.exit_code == 0 and "Of 2 second ranks the slowest is shown" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -163,4 +165,4 @@ def test_a_real_cpu_trace_is_read(cpu_trace: Path) -> None:
 def test_a_cpu_trace_beside_a_simulated_gpu_run_says_what_can_be_compared(cpu_trace: Path, run: Path) -> None:
     result = sim("diff", run / "full", cpu_trace)
     assert result.exit_code == 0
-    assert "operators of a CPU" in result.stdout
+    assert "operators of a CPU" in result.stdout and "2 real steps" in result.stdout

@@ -21,7 +21,7 @@ from sim.timeline.clock import memory_clock, step_windows
 from sim.timeline.export.names import row_names
 from sim.timeline.lanes import Lanes
 
-MOST_STORAGES, MOST_KERNELS = 16_000, 32_000
+MOST_STORAGES, MOST_KERNELS = 48_000, 96_000
 """On one page, of all strategies together."""
 MIB = 1 << 20
 
@@ -47,7 +47,7 @@ def strategy_data(shown: Shown, without_recompute: Picture | None, strategies: i
     """Everything of one strategy of `strategies`; `without_recompute`: of the same set-up with nothing recomputed."""
     picture, lanes = shown.picture, shown.lanes
     begin_ns, end_ns = step_windows(lanes)[-1]
-    storages, kept = _storages(shown, begin_ns, end_ns, MOST_STORAGES // strategies)
+    storages, left_out = _storages(shown, begin_ns, end_ns, MOST_STORAGES // strategies)
     kernels, joined = _kernels(lanes, begin_ns, end_ns, MOST_KERNELS // strategies)
     return {
         "name": picture.name,
@@ -65,7 +65,11 @@ def strategy_data(shown: Shown, without_recompute: Picture | None, strategies: i
         "phases": _phases(lanes, begin_ns, end_ns),
         "storages": storages,
         "kernels": kernels,
-        "detail": [text for text in (kept, joined) if text],
+        "leftOut": left_out,
+        "detail": [
+            *([_left_out_text(left_out, len(storages["rows"]))] if left_out else []),
+            *([joined] if joined else []),
+        ],
     }
 
 
@@ -106,8 +110,13 @@ def _phases(lanes: Lanes, begin_ns: float, end_ns: float) -> list[list[Any]]:
     return [phase for phase in found if phase[2] - phase[1] >= least]
 
 
-def _storages(shown: Shown, begin_ns: float, end_ns: float, most: int) -> tuple[Json, str]:
-    """Storages that live in the step, in the order of birth: [from, to, size, owner, label]; the largest ones."""
+def _left_out_text(count: int, listed: int) -> str:
+    return f"The stack lists the {listed:,} largest of {listed + count:,} storages; the others are one grey block."
+
+
+def _storages(shown: Shown, begin_ns: float, end_ns: float, most: int) -> tuple[Json, int]:
+    """Storages that live in the step, in the order of birth: [from, to, size, owner, label]; the largest ones, and how
+    many are left out."""
     memory = shown.outcome.worst.shown
     program = memory.program
     times_ms = (memory_clock(memory, shown.lanes).device_ns - begin_ns) * 1e-6
@@ -129,9 +138,8 @@ def _storages(shown: Shown, begin_ns: float, end_ns: float, most: int) -> tuple[
         label = labels.setdefault(said, len(labels))
         size = round(int(memory.size_bytes[handle]) / MIB, 3)
         rows.append([_rounded(start), _rounded(end), size, int(program.owners[handle]), label])
-    left = len(sizes) - len(rows)
-    detail = f"The stack leaves out the {left:,} smallest of {len(sizes):,} storages." if left else ""
-    return {"rows": rows, "labels": list(labels), "owners": [owner.label for owner in Owner]}, detail
+    found: Json = {"rows": rows, "labels": list(labels), "owners": [owner.label for owner in Owner]}
+    return found, len(sizes) - len(rows)
 
 
 def _kernels(lanes: Lanes, begin_ns: float, end_ns: float, most: int) -> tuple[Json, str]:
@@ -158,7 +166,16 @@ def _kernels(lanes: Lanes, begin_ns: float, end_ns: float, most: int) -> tuple[J
             runs["stream"], runs["start"], runs["end"], runs["name"], runs["path"], runs["count"]
         )
     ]
-    detail = f"Under the cursor, {joined:,} kernels are joined to {len(data):,} runs of one module." if joined else ""
+    detail = ""
+    if joined:
+        left = joined - int(runs["count"].sum())
+        told = (
+            f"{joined - left:,} of {joined:,} kernels are shown, joined to"
+            if left
+            else f"{joined:,} kernels are joined to"
+        )
+        rest = "; the shortest are left out" if left else ""
+        detail = f"Under the cursor, {told} {len(data):,} runs of one module{rest}."
     lanes_named = [LANE_NAMES.get(STREAM_NAMES[s], STREAM_NAMES[s].replace("_", "-")) for s in streams]
     return {"rows": data, "names": names, "paths": [program.paths[path] for path in used], "lanes": lanes_named}, detail
 

@@ -136,6 +136,7 @@ EXPLORERS: tuple[dict[str, Any], ...] = (
         ],
         "metrics": ["step with offload over plain", "saved, GiB", "copy over compute (closed form)"],
         "shown": [0, 2],
+        "log": True,
         "point": offload_point,
     },
     {
@@ -149,6 +150,7 @@ EXPLORERS: tuple[dict[str, Any], ...] = (
         ],
         "metrics": ["bubble, % of busy time", "peak, GiB", "step, ms"],
         "shown": [0, 1],
+        "log": True,
         "point": pipeline_point,
     },
     {

@@ -1,5 +1,5 @@
 "use strict";
-const DATA = JSON.parse(document.getElementById("data").textContent);
+let DATA = null;
 const byId = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const state = { strategy: 0, ms: 0, timer: null };
@@ -7,6 +7,12 @@ const PLOT = { displayModeBar: false, responsive: true };
 
 const size = (mib) => mib >= 1024 ? `${(mib / 1024).toFixed(mib >= 10240 ? 1 : 2)} GiB` : `${mib >= 1 ? mib.toFixed(0) : mib.toFixed(2)} MiB`;
 const time = (ms) => ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : ms >= 1 ? `${ms.toFixed(ms >= 100 ? 0 : 1)} ms` : `${(ms * 1000).toFixed(1)} us`;
+function timeTicks(width) {
+  const rough = width / 10, power = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].map((by) => by * power).find((by) => by >= rough);
+  const values = Array.from({ length: Math.floor(width / step) + 1 }, (_, at) => at * step);
+  const text = (ms) => width >= 2000 ? `${+(ms / 1000).toPrecision(6)} s` : width >= 2 ? `${+ms.toPrecision(6)} ms` : `${+(ms * 1000).toPrecision(6)} us`;
+  return { tickvals: values, ticktext: values.map(text) };
+}
 const here = () => DATA.strategies[state.strategy];
 const unitOf = (s) => s.peak.size >= 2048 ? ["GiB", 1024] : ["MiB", 1];
 
@@ -88,7 +94,7 @@ function showStep() {
     ax: right ? 24 : -24, ay: -18, xanchor: right ? "left" : "right", font: { size: 12 }, bgcolor: css("--ground"), bordercolor: css("--line"), borderpad: 3 });
   const width = Math.max(s.stepMs, s.plain ? Math.min(s.plain.stepMs, s.stepMs * 1.5) : 0);
   Plotly.react("memory", traces, layout({ hovermode: "x unified", dragmode: false, shapes, annotations: notes, legend: { orientation: "h", y: -0.1, font: { size: 11 } },
-    xaxis: { range: [0, width], ticksuffix: " ms", showspikes: false, hoverformat: ".2f" }, yaxis: { range: [0, Math.max(top, near ? s.capacity : 0) / factor * 1.12], title: { text: unit } } }), PLOT);
+    xaxis: { range: [0, width], ...timeTicks(width), ticksuffix: " ms", showspikes: false, hoverformat: ".2f" }, yaxis: { range: [0, Math.max(top, near ? s.capacity : 0) / factor * 1.12], title: { text: unit } } }), PLOT);
   showLanes(s, width);
   moveTo(state.ms);
 }
@@ -135,6 +141,16 @@ function placeLine(id) {
   line.style.display = at < -1 || at > full.xaxis._length + 1 ? "none" : "";
 }
 
+function aliveAt(s, ms) {
+  let first = 0, last = s.curve.t.length;  // of the instants after `ms`
+  while (first < last) {
+    const middle = (first + last) >> 1;
+    if (s.curve.t[middle] <= ms) first = middle + 1; else last = middle;
+  }
+  const at = Math.max(first - 1, 0);
+  return Object.values(s.curve.owners).reduce((sum, sizes) => sum + sizes[at], 0);
+}
+
 let drawn = [];
 function drawStack(s) {
   const canvas = byId("stack"), ratio = window.devicePixelRatio || 1;
@@ -156,7 +172,14 @@ function drawStack(s) {
     bottom -= tall;
     total += row[2];
   }
-  byId("alive").textContent = `${size(total)} in ${live.length.toLocaleString("en")}`;
+  const there = aliveAt(s, state.ms), small = s.leftOut ? Math.max(there - total, 0) : 0;
+  if (small * scale >= 1) {
+    pen.fillStyle = css("--line");
+    pen.fillRect(0, bottom - small * scale, wide, small * scale);
+    drawn.push([bottom - small * scale, bottom, null]);
+  }
+  const listed = live.length.toLocaleString("en");
+  byId("alive").textContent = small ? `${size(total + small)}, the ${listed} largest storages and small ones` : `${size(total)} in ${listed} storages`;
 }
 
 function showRunning(s) {
@@ -175,6 +198,7 @@ byId("stack").onmousemove = (event) => {
   const y = event.offsetY, found = drawn.find(([top, bottom]) => y >= top && y < bottom);
   if (!found) return;
   const s = here(), row = found[2];
+  if (row === null) { byId("pointed").textContent = `Smaller storages, of which ${s.leftOut.toLocaleString("en")} in this step are not listed one by one.`; return; }
   byId("pointed").textContent = `${size(row[2])}, ${s.storages.owners[row[3]]}: ${s.storages.labels[row[4]]}, ${time(row[0])} to ${row[1] >= s.stepMs ? "the end" : time(row[1])}`;
 };
 
@@ -219,11 +243,20 @@ function dragOn(id) {
 }
 
 // -- plane, explorers, words -----------------------------------------------------------------------------------------
+function labelSpots(points) {  // points that lie close together have their names on different sides
+  const spots = ["top right", "bottom right", "top left", "bottom left", "middle right", "middle left"];
+  const wide = Math.max(...points.map((p) => p.extra), 0.1), high = Math.max(...points.map((p) => p.kept), 1);
+  const near = (a, b) => Math.abs(a.extra - b.extra) < wide * 0.15 && Math.abs(a.kept - b.kept) < high * 0.08;
+  const order = points.map((_, at) => at).sort((a, b) => points[b].kept - points[a].kept), found = [];
+  order.forEach((at, rank) => { found[at] = spots[order.slice(0, rank).filter((other) => near(points[at], points[other])).length % spots.length]; });
+  return found;
+}
+
 function showPlane() {
   const points = DATA.plane;
   const unit = Math.max(...points.map((p) => p.kept)) >= 2048 ? ["GiB", 1024] : ["MiB", 1];
   Plotly.react("plane", [{ x: points.map((p) => p.extra * 100), y: points.map((p) => p.kept / unit[1]), text: points.map((p) => p.name), mode: "markers+text",
-    textposition: "top right", marker: { size: 12, color: points.map((p) => p.fits ? css("--accent") : css("--bad")) }, customdata: points.map((p) => [p.step]),
+    textposition: labelSpots(points), marker: { size: 12, color: points.map((p) => p.fits ? css("--accent") : css("--bad")) }, customdata: points.map((p) => [p.step]),
     hovertemplate: `%{text}: %{y:.2f} ${unit[0]} kept, +%{x:.0f} % of a forward, step %{customdata[0]}<extra></extra>` }],
   layout({ xaxis: { title: { text: "recomputed kernel time, % of the forward" }, rangemode: "tozero", zeroline: true, range: [-4, Math.max(...points.map((p) => p.extra * 100), 10) * 1.3] },
     yaxis: { title: { text: `activations at most, ${unit[0]}` }, rangemode: "tozero" } }), PLOT);
@@ -261,11 +294,13 @@ function pointOf(data, at) {
 function drawExplorer(data, number) {
   const axis = data.axes[0], line = axis.values.map((_, at) => pointOf(data, [at, ...data.at.slice(1)]));
   const now = pointOf(data, data.at);
+  const colours = [css("--accent"), css("--second")];
   const traces = data.shown.map((metric, index) => ({ x: axis.values, y: line.map((point) => point && point[metric]), name: data.metrics[metric], yaxis: index ? "y2" : "y",
-    mode: "lines+markers", marker: { size: axis.values.map((_, at) => at === data.at[0] ? 13 : 5) }, line: { color: index ? "#EE7733" : css("--accent") } }));
-  Plotly.react(`explorer-${number}`, traces, layout({ margin: { l: 60, r: 60, t: 8, b: 40 }, showlegend: true, legend: { orientation: "h", y: 1.16 }, hovermode: "x unified",
-    xaxis: { title: { text: axis.name }, type: data.log ? "log" : "linear", tickvals: axis.values }, yaxis: { rangemode: "tozero" },
-    yaxis2: { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false } }), PLOT);
+    mode: "lines+markers", marker: { size: axis.values.map((_, at) => at === data.at[0] ? 13 : 5) }, line: { color: colours[index] } }));
+  const upright = (index) => ({ rangemode: "tozero", nticks: 6, title: { text: data.metrics[data.shown[index]], font: { color: colours[index], size: 11 } }, tickfont: { color: colours[index] } });
+  Plotly.react(`explorer-${number}`, traces, layout({ margin: { l: 60, r: 60, t: 8, b: 40 }, showlegend: false, hovermode: "x unified",
+    xaxis: { title: { text: axis.name }, type: data.log ? "log" : "linear", tickangle: 0, tickvals: axis.values, ticktext: axis.values.map((value) => value.toLocaleString("en")) },
+    yaxis: upright(0), yaxis2: { ...upright(1), overlaying: "y", side: "right", tickmode: "auto", showgrid: false } }), PLOT);
   byId(`said-${number}`).textContent = now ? data.metrics.map((name, at) => `${name}: ${now[at]}`).join("; ") : "there is no such run: it does not fit, or makes no sense";
 }
 
@@ -284,22 +319,40 @@ function showAll() {
   showStrategies(); showStep(); showPlane(); showExplorers(); showWords();
 }
 
+// -- beginning -------------------------------------------------------------------------------------------------------
+async function unpacked(id) {
+  const packed = Uint8Array.from(atob(byId(id).textContent), (sign) => sign.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+async function begin() {
+  const script = element("script", await unpacked("plotly"));
+  document.head.append(script);
+  DATA = JSON.parse(await unpacked("data"));
+  byId("unpacking").remove();
+  state.ms = here().peak.ms;
+  showAll();
+  dragOn("memory");
+  dragOn("lanes");
+  listen();
+  document.documentElement.dataset.ready = "yes";
+}
+
+function listen() {
+  byId("theme").onclick = () => { document.documentElement.classList.toggle("dark"); showAll(); };
+  byId("cursor").oninput = (event) => { stop(); moveTo(Number(event.target.value) / 1000 * here().stepMs); };
+  byId("play").onclick = play;
+  byId("back").onclick = () => { stop(); moveTo(neighbour(-1)); };
+  byId("forward").onclick = () => { stop(); moveTo(neighbour(1)); };
+  byId("to-peak").onclick = () => { stop(); moveTo(here().peak.ms); };
+  document.addEventListener("keydown", (event) => {
+    if (event.target.matches("input, button, tr")) return;
+    if (event.key === " ") { event.preventDefault(); play(); }
+    if (event.key === "ArrowRight") moveTo(neighbour(1));
+    if (event.key === "ArrowLeft") moveTo(neighbour(-1));
+  });
+  window.addEventListener("resize", () => setTimeout(() => moveTo(state.ms), 200));
+}
+
 document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
-byId("theme").onclick = () => { document.documentElement.classList.toggle("dark"); showAll(); };
-byId("cursor").oninput = (event) => { stop(); moveTo(Number(event.target.value) / 1000 * here().stepMs); };
-byId("play").onclick = play;
-byId("back").onclick = () => { stop(); moveTo(neighbour(-1)); };
-byId("forward").onclick = () => { stop(); moveTo(neighbour(1)); };
-byId("to-peak").onclick = () => { stop(); moveTo(here().peak.ms); };
-document.addEventListener("keydown", (event) => {
-  if (event.target.matches("input, button, tr")) return;
-  if (event.key === " ") { event.preventDefault(); play(); }
-  if (event.key === "ArrowRight") moveTo(neighbour(1));
-  if (event.key === "ArrowLeft") moveTo(neighbour(-1));
-});
-window.addEventListener("resize", () => setTimeout(() => moveTo(state.ms), 200));
-state.ms = here().peak.ms;
-showAll();
-dragOn("memory");
-dragOn("lanes");
-document.documentElement.dataset.ready = "yes";
+begin();

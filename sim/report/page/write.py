@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sim.api import simulate_setup
 from sim.report.errors import RunError, cannot_write
-from sim.report.files import folder_names, write_atomically
+from sim.report.files import run_name, write_atomically
 from sim.report.page.build import build_page
 from sim.report.page.data import Shown
 from sim.report.progress import Progress
@@ -30,7 +30,7 @@ def write_page(run: Path, out: Path, only: Sequence[str] = ()) -> Path:
             shown.append(progress.past(Shown.of(outcome, summarize(outcome, None))))
         summary = summarize_run(scenario, tuple(one.summary for one in shown))
         text = build_page(scenario, summary, shown, lambda: progress.past(None))
-    path = out / f"{folder_names([scenario.title])[0]}.html"
+    path = out / f"{run_name(scenario.title)}.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,3 @@
+from calibration.check.command import main
+
+raise SystemExit(main())
