@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from sim.checks.data_parallel import has_families, states_on_host
 from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
     expert_parallel,
@@ -72,13 +73,6 @@ class Feature:
     value: Callable[[Facts], Any] = lambda _: None
     without: str = ""
     """What is assumed where the schema lacks the field; without such words the row is not expressible then."""
-
-
-def has_families(facts: Facts) -> bool:
-    """Can its data parallelism be a family of `parallel` that stands alone? Megatron has its own; adapters and compiled
-    blocks are played with FSDP2 only."""
-    other = has_lora(facts) or compiled(facts)
-    return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not other
 
 
 def _shares_tokens(facts: Facts) -> bool:
@@ -246,13 +240,21 @@ FEATURES = (
     Feature(
         name="offload of activations",
         path="offload",
-        needed=lambda f: has_offload(f) and f.says("offload", "activation") and not f.says("offload", STATES),
+        needed=lambda f: (
+            has_offload(f)
+            and f.says("offload", "activation")
+            and not (f.says("offload", STATES) and states_on_host(f) is None)
+        ),
         value=lambda f: _offloaded(f),
     ),
     Feature(
         name="offload of states",
         path="offload.states",
-        needed=lambda f: has_offload(f) and (f.says("offload", STATES) or not f.says("offload", "activation")),
+        needed=lambda f: (
+            has_offload(f)
+            and (f.says("offload", STATES) or not f.says("offload", "activation"))
+            and states_on_host(f) is None
+        ),
     ),
     Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
     Feature(

@@ -152,6 +152,7 @@ SIMPLE: dict[str, Callable[[Outcome], float | None]] = {
     "hfu": lambda run: run.utilization.hfu if run.utilization else None,
     "recompute_of_step": lambda run: run.time.recompute_of_step if run.time else None,
     "recompute_of_forward": lambda run: run.time.recompute_of_forward if run.time else None,
+    "cpu_step_s": lambda run: run.copies.cpu_step_ns * 1e-9 if run.copies else None,
     "exposed_communication_s": lambda run: run.time.exposed_communication_ns * 1e-9 if run.time else None,
     "all_gathers": lambda run: _collectives(run, "all_gather"),
     "reduce_scatters": lambda run: _collectives(run, "reduce_scatter"),

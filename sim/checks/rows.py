@@ -18,7 +18,7 @@ from sim.checks.features import DISCARDED, PARTS, REGIONS, NotExpressible, left_
 from sim.checks.megatron_age import as_of
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
-from sim.checks.training import is_four_bit
+from sim.checks.training import has_lora, is_four_bit
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
 from sim.model.catalogue import implementations_of, preset_shapes
@@ -109,6 +109,9 @@ def plan_of(facts: Facts) -> Plan:
     preset = preset_of(facts)
     hidden = facts.hidden or (preset_shapes(preset)["hidden"] if preset else None)
     shared = parallel(facts, software, hidden, assumptions)
+    untied = preset is not None and not preset_shapes(preset).get("tied_embeddings")
+    if "fsdp" in shared and software.units and untied and not has_lora(facts):
+        shared["fsdp"]["units"] = software.units
     document: Sections = {
         "model": model(facts, family, software, assumptions),
         "cluster": cluster(facts, gpu),

@@ -6,8 +6,9 @@ import re
 from math import gcd
 from typing import Any
 
+from sim.checks.data_parallel import has_families, states_on_host
 from sim.checks.facts import Facts
-from sim.checks.features import REPLICATED, NotExpressible, expressible, has_families
+from sim.checks.features import REPLICATED, NotExpressible, expressible
 from sim.checks.software import Software
 
 KEEPS_GATHERED = r"shard_grad_op|zero-?2-like|hybrid_shard_zero2"
@@ -25,14 +26,19 @@ def parallel(facts: Facts, software: Software, hidden: int | None, assumptions: 
         if not label:
             raise NotExpressible("fsdp_or_zero is not printed: how the ranks share the work is unknown")
         assumptions.append(f"sharding {label}, the software's own")
-    if dp * facts.cp == 1:
+    on_host = states_on_host(facts) or {}
+    if dp * facts.cp == 1 and not on_host:
         return {}
     alone = has_families(facts)
     if alone and re.search(r"shard-", label):  # LLMQ's switches, one by one
         raise NotExpressible(f"sharding {label} is not known")
     zero = re.search(r"^zero-?([123])(?!-like)", label)
     if alone and zero and expressible("parallel.zero") and int(zero[1]) in STAGES:
-        return {"zero": {"degree": dp, "stage": int(zero[1])} | _sizes(int(zero[1]), software, hidden, assumptions)}
+        return {
+            "zero": {"degree": dp, "stage": int(zero[1])}
+            | _sizes(int(zero[1]), software, hidden, assumptions)
+            | on_host
+        }
     if re.search(REPLICATED, label):
         return {"ddp": {"degree": dp}} if alone else {}
     sharded: dict[str, Any] = {"degree": dp}
@@ -45,7 +51,7 @@ def parallel(facts: Facts, software: Software, hidden: int | None, assumptions: 
         return {"fsdp1": sharded | ({"strategy": "shard_grad_op"} if keeps else {})}
     if not re.search(r"fsdp-?2", label):
         assumptions.append(f"{'ZeRO-3' if 'zero' in label and 'fsdp' not in label else 'FSDP1'} played as FSDP2")
-    return {"fsdp": sharded | ({"reshard_after_forward": False} if keeps else {})}
+    return {"fsdp": sharded | ({"reshard_after_forward": False} if keeps else {}) | on_host}
 
 
 def _sizes(stage: int, software: Software, hidden: int | None, assumptions: list[str]) -> dict[str, int]:

@@ -53,6 +53,8 @@ class Software:
     """Where it compiles, it compiles the loss too."""
     sharding: str = ""
     """Label of the data parallelism that it uses where the row prints none."""
+    units: str = ""
+    """What FSDP2 wraps in its recipes for models whose head is a matrix of its own, if not blocks and root."""
     sequence_parallel: bool = False
     """Its tensor-parallel ranks share the tokens of norms and dropout, where a row does not say."""
     memory: Counter = "allocated"
@@ -125,6 +127,8 @@ KNOWN = (
         name="torchtune",
         pattern="torchtune",
         parameters="bf16",
+        reduce="bf16",  # shard_model gives no mixed-precision policy
+        units="torchtitan_2026",  # custom_sharded_layers: tok_embeddings, output (llama3_1/70B_full.yaml)
         optimizer="fused",
         sharding="fsdp2",
         memory="active",
