@@ -18,8 +18,10 @@ def has_offload(facts: Facts) -> bool:
 
 
 def compiled(facts: Facts) -> bool:
-    """With offload, adapters, steps inside backward, tensor or context parallelism, blocks are played in eager mode."""
-    eager = has_offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD) or facts.tp * facts.cp > 1
+    """With offload, adapters, steps inside backward, or ranks that share layers (but torchtitan's), blocks are played in
+    eager mode."""
+    shared = facts.tp * facts.cp > 1 and software_of(facts).llama != "torchtitan"
+    eager = has_offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD) or shared
     return facts.says("compile", "^yes") and not eager
 
 

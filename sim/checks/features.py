@@ -270,6 +270,12 @@ FEATURES = (
         value=lambda f: _parts(f, DISCARDED),
     ),
     Feature(
+        name="asynchronous tensor parallelism",
+        path="parallel.tensor.asynchronous",
+        needed=lambda f: f.tp > 1 and f.says("notes", r"async ?tp"),
+        without="asynchronous tensor parallelism is played with collectives that block",
+    ),
+    Feature(
         name="recomputation by a memory budget or of other parts",
         path="checkpoint.other",
         needed=lambda f: (
@@ -281,7 +287,7 @@ FEATURES = (
 
 
 def _compile(facts: Facts) -> dict[str, bool]:
-    return {"loss": True} if software_of(facts).compiled_loss and facts.pp == 1 else {}
+    return {"loss": True} if software_of(facts).compiled_loss and facts.pp * facts.tp == 1 else {}
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

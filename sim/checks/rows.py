@@ -134,8 +134,10 @@ def plan_of(facts: Facts) -> Plan:
     assumptions += left_out(facts)
     if software.extra:
         assumptions.append(software.extra)
-    document = as_of(software.megatron, _merged(document, sections(facts)))
-    return Plan(facts, software, document, tuple(assumptions))
+    made = as_of(software.megatron, _merged(document, sections(facts)))
+    if made["model"]["implementation"] == "torchtitan" and made["parallel"].get("tensor"):
+        made["parallel"]["tensor"]["sequence_parallel"] = True  # as its plan has it
+    return Plan(facts, software, made, tuple(assumptions))
 
 
 def unprinted(facts: Facts) -> list[str]:

@@ -1,7 +1,7 @@
 """Time of a matrix product: tiles in waves over the SMs, split-K, or the bytes moved.
 
     t = t0 + max(T_tensor, T_memory),  T_memory = bytes / (eta BW)
-    T_tensor = min over tiles a, b in {64, 128, 256}, split s in {1, 2, 4, 8, 16} of
+    T_tensor = min over tiles a, b in {64, 128, 256} (32 too in fp32), split s in {1, 2, 4, 8, 16} of
         ceil(batch ceil(M/a) ceil(N/b) s / SM) * 2 a b (K/s + K0) (1 + c (1/a + 1/b)) / (rate of one SM)
         + (s > 1) 8 s batch M N / (eta BW)                                  (fp32 partial sums written and read)
     rate of one SM = E peak / SM * (1 + c (1/256 + 1/128)), so E is the rate at a tile of 256 x 128 and large K.
@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from math import ceil
 
 from sim.cost.figures import Figures
-from sim.cost.gpu import Gpu, peak_flops_per_ns
+from sim.cost.gpu import Gpu, peak_flops_per_ns, tensor_peak_flops_per_ns
 from sim.program.kernels import ITEM_BYTES, Gemm
 
 TILES = (64, 128, 256)
+NARROW_TILES = (32, *TILES)
+"""Of fp32 products, which run on CUDA cores: cuBLAS has kernels such as sgemm_128x32 and sgemm_32x32_sliced1x4."""
 SPLITS = (1, 2, 4, 8, 16)
 SPLIT_BYTES_PER_OUTPUT = 8  # fp32 written by each split and read back by the reduction
 
@@ -84,8 +86,8 @@ class GemmForm:
         moved_bytes = gemm_bytes(work)
         tensor_ns, tile_m, tile_n, split, tiles = min(
             (self._tiling_ns(work, a, b, s, bytes_per_ns), a, b, s, tile_count(work, a, b, s))
-            for a in TILES
-            for b in TILES
+            for a in tiles_of(work)
+            for b in tiles_of(work)
             for s in SPLITS
         )
         return GemmTime(
@@ -110,11 +112,23 @@ class GemmForm:
     def _tiling_ns(self, work: Gemm, a: int, b: int, split: int, bytes_per_ns: float) -> float:
         c = self.tile_edge_cost
         sm_flops_per_ns = self._sm_flops_per_ns(work) * (1 + c * (1 / 256 + 1 / 128))
-        tile_flops = 2 * a * b * (work.k / split + self.k_overhead) * (1 + c * (1 / a + 1 / b))
+        k_overhead = self.k_overhead * overhead_share(self.gpu, work.dtype)
+        tile_flops = 2 * a * b * (work.k / split + k_overhead) * (1 + c * (1 / a + 1 / b))
         ns = ceil(tile_count(work, a, b, split) / self.gpu.sms) * tile_flops / sm_flops_per_ns
         if split > 1:
             ns += SPLIT_BYTES_PER_OUTPUT * split * work.batch * work.m * work.n / bytes_per_ns
         return ns
+
+
+def tiles_of(work: Gemm) -> tuple[int, ...]:
+    """Sides that a tile can have: tensor cores take no tiles narrower than 64."""
+    return NARROW_TILES if work.dtype == "fp32" else TILES
+
+
+def overhead_share(gpu: Gpu, dtype: str) -> float:
+    """K0 counts the time of a tile's first loads and last stores in steps of K of 16-bit tensor cores. On CUDA cores (fp32)
+    a step takes longer, that time does not: so many fewer steps."""
+    return peak_flops_per_ns(gpu, "fp32") / tensor_peak_flops_per_ns(gpu) if dtype == "fp32" else 1.0
 
 
 def gemm_root(figures: Figures, dtype: str) -> str:

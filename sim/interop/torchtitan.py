@@ -57,15 +57,24 @@ def _degree(draft: Draft, name: str) -> int:
 
 
 def _put_parallel(draft: Draft, gpus: int) -> tuple[int, int]:
-    """The section `parallel`; ranks with different data, and pipeline ranks. Ranks of kinds that torchtitan's code is not
-    modelled with share the parameters, as FSDP counts them, so that all GPUs have work."""
+    """The section `parallel`; ranks with different data, and pipeline ranks. Context-parallel ranks of a pipeline, which are
+    not modelled, share the parameters, as FSDP counts them, so that all GPUs have work."""
     pipeline = _degree(draft, "pipeline_parallel_degree")
-    for name, what in (("tensor_parallel_degree", "tensor"), ("context_parallel_degree", "context")):
-        if _degree(draft, name) > 1:
-            draft.cannot(RANKS + name, f"{what} parallelism of torchtitan: these ranks are played as FSDP's")
+    tensor, context = _degree(draft, "tensor_parallel_degree"), _degree(draft, "context_parallel_degree")
+    if tensor > 1:
+        draft.put("parallel.tensor.degree", tensor, RANKS + "tensor_parallel_degree")
+        draft.put("parallel.tensor.sequence_parallel", True, note="its plan shares tokens between layers")
+    played = context if pipeline > 1 else 1
+    if played > 1:
+        draft.cannot(
+            RANKS + "context_parallel_degree", "context parallelism of a pipeline: these ranks are played as FSDP's"
+        )
+    elif context > 1:
+        draft.put("parallel.context.degree", context, RANKS + "context_parallel_degree")
+    for name in ("tensor_parallel_degree", "context_parallel_degree"):
         draft.use(RANKS + name, "one rank")
     replicas, shard = _degree(draft, "data_parallel_replicate_degree"), draft.get(RANKS + "data_parallel_shard_degree")
-    others = _degree(draft, "tensor_parallel_degree") * _degree(draft, "context_parallel_degree")
+    others = tensor * context
     ranks, rest = divmod(gpus, pipeline)
     if type(shard) is not int or shard < 1:
         shard = ranks // (replicas * others)
@@ -75,7 +84,7 @@ def _put_parallel(draft: Draft, gpus: int) -> tuple[int, int]:
         return 1, 1
     names = (RANKS + "data_parallel_shard_degree", RANKS + "data_parallel_replicate_degree")
     if shard * others > 1:
-        draft.put("parallel.fsdp.degree", shard * others, names[0])
+        draft.put("parallel.fsdp.degree", shard * played, names[0])
         if replicas > 1:
             draft.put("parallel.fsdp.replicas", replicas, names[1])
         _put_fsdp(draft)
@@ -87,7 +96,7 @@ def _put_parallel(draft: Draft, gpus: int) -> tuple[int, int]:
         _put_pipeline(draft, pipeline)
     for name in ("degree", "schedule", "microbatch_size"):
         draft.use(f"{RANKS}pipeline_parallel_{name}", "one stage")
-    return replicas * shard * others, pipeline
+    return replicas * shard * played, pipeline
 
 
 def _put_fsdp(draft: Draft) -> None:

@@ -34,6 +34,8 @@ def build_model(
         if config.family == "t5":
             return MegatronT5(config, *parts)
         return (MegatronBert if config.family == "bert" else MegatronGpt)(config, *parts)
+    if (config.family, config.implementation) == ("llama", "torchtitan") and config.lora is None:
+        return _with_gradient(TitanLlama(config, parallel), config)
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")
     if context is not None and context.degree > 1 and config.implementation != "torchtitan":
@@ -54,6 +56,11 @@ def build_model(
         raise ValueError(f"no {config.implementation} implementation of {config.family}")
     model = built(config)
     add_adapters(model, config)
+    return _with_gradient(model, config)
+
+
+def _with_gradient(model: LanguageModel, config: ModelConfig) -> LanguageModel:
+    """Its embedding's output is made to require a gradient where asked for."""
     embedding = next(child for _, child in model.children())
     if isinstance(embedding, Embedding):
         embedding.output_needs_gradient = config.input_gradients

@@ -117,6 +117,21 @@ def parallel_linear(
     return call("parallel_linear", x, weight.tensor, given, ranks, gathers_tokens, overlaps)
 
 
+def gather_sequence(x: Tensor, ranks: int) -> Tensor:
+    """All tokens [B, S, H] of each rank's [B, S/ranks, H] (DTensor: Shard(1) to Replicate); x where there is one rank."""
+    return x if ranks == 1 else call("gather_sequence", x, ranks)
+
+
+def scatter_sequence(x: Tensor, ranks: int) -> Tensor:
+    """Each rank's tokens [B, S/ranks, H] of the ranks' sum [B, S, H] (Partial to Shard(1)); x where there is one rank."""
+    return x if ranks == 1 else call("scatter_sequence", x, ranks)
+
+
+def parallel_cross_entropy(logits: Tensor, targets: Tensor, ranks: int) -> Tensor:
+    """Mean loss of [N, V/ranks] logits, whose vocabulary the ranks share (loss_parallel)."""
+    return call("parallel_cross_entropy", logits, targets, ranks)
+
+
 def fp8_linear(
     x: Tensor, weight: Parameter, bias: Parameter | None, gamma: Parameter | None, beta: Parameter | None,
     parallel: tuple[str, int, bool],

@@ -12,6 +12,7 @@ from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
 from sim.model.language_model import Embedding, LanguageModel, Linear
 from sim.model.module import Module, ModuleList, Parameter
+from sim.model.shard.tensor import TensorParallel, norm_of_tokens
 
 
 class FusedRMSNorm(Module):
@@ -67,17 +68,21 @@ def repeat_kv(x: Tensor, times: int) -> Tensor:
 
 
 class TitanAttention(Module):
-    def __init__(self, config: ModelConfig) -> None:
+    """With t tensor-parallel ranks (parallelize_module): the rank's heads, on all tokens; x and the result are its own."""
+
+    def __init__(self, config: ModelConfig, ranks: int = 1) -> None:
         h, d = config.hidden, config.head_dim
         self.config = config
-        self.wq = Linear(h, config.heads * d, config.qkv_bias)
-        self.wk = Linear(h, config.kv_heads * d, config.qkv_bias)
-        self.wv = Linear(h, config.kv_heads * d, config.qkv_bias)
-        self.wo = Linear(config.heads * d, h)
+        self.ranks = ranks
+        self.wq = Linear(h, config.heads * d // ranks, config.qkv_bias)
+        self.wk = Linear(h, config.kv_heads * d // ranks, config.qkv_bias)
+        self.wv = Linear(h, config.kv_heads * d // ranks, config.qkv_bias)
+        self.wo = Linear(config.heads * d // ranks, h)
         if config.qk_norm:
             self.q_norm, self.k_norm = make_norm(config, d), make_norm(config, d)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        x = F.gather_sequence(x, self.ranks)
         b, s, _ = x.shape
         c = self.config
         q, k, v = self.wq(x), self.wk(x), self.wv(x)
@@ -92,24 +97,37 @@ class TitanAttention(Module):
             k, v = (repeat_kv(z, c.heads // c.kv_heads) for z in (k, v))
         kernel = "math" if c.attention == "math" else "sdpa"
         y = F.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), kernel=kernel)
-        return self.wo(y.transpose(1, 2).contiguous().view(b, s, -1))
+        return F.scatter_sequence(self.wo(y.transpose(1, 2).contiguous().view(b, s, -1)), self.ranks)
 
 
 class TitanFeedForward(Module):
-    def __init__(self, config: ModelConfig) -> None:
-        h, f = config.hidden, config.ffn_hidden
+    def __init__(self, config: ModelConfig, ranks: int = 1) -> None:
+        h, f = config.hidden, config.ffn_hidden // ranks
+        self.ranks = ranks
         self.w1, self.w2, self.w3 = Linear(h, f), Linear(f, h), Linear(h, f)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        x = F.gather_sequence(x, self.ranks)
+        return F.scatter_sequence(self.w2(F.silu(self.w1(x)) * self.w3(x)), self.ranks)
+
+
+class SharedEmbedding(Embedding):
+    """The rank's rows of the vocabulary; its tokens of the ranks' sum."""
+
+    def __init__(self, count: int, width: int, ranks: int) -> None:
+        super().__init__(count // ranks, width)
+        self.ranks = ranks
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return F.scatter_sequence(F.embedding_of_shard(indices, self.weight), self.ranks)
 
 
 class TitanBlock(Module):
-    def __init__(self, config: ModelConfig) -> None:
-        self.attention = TitanAttention(config)
-        self.feed_forward = TitanFeedForward(config)
-        self.attention_norm = make_norm(config, config.hidden)
-        self.ffn_norm = make_norm(config, config.hidden)
+    def __init__(self, config: ModelConfig, parallel: TensorParallel) -> None:
+        self.attention = TitanAttention(config, parallel.degree)
+        self.feed_forward = TitanFeedForward(config, parallel.degree)
+        self.attention_norm = norm_of_tokens(make_norm(config, config.hidden), parallel)
+        self.ffn_norm = norm_of_tokens(make_norm(config, config.hidden), parallel)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         h = x + self.attention(self.attention_norm(x), rope)
@@ -126,12 +144,15 @@ class TitanLlama(LanguageModel):
     output: Linear | None
     returns_logits = True
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel | None = None) -> None:
         super().__init__(config)
-        embedding = self.tok_embeddings = Embedding(config.vocab, config.hidden)
-        self.layers = ModuleList([TitanBlock(config) for _ in range(config.layers)])
-        self.norm = make_norm(config, config.hidden)
-        output = self.output = Linear(config.hidden, config.vocab)
+        parallel = parallel or TensorParallel()
+        ranks = self.ranks = parallel.degree
+        table = config.vocab, config.hidden
+        embedding = self.tok_embeddings = SharedEmbedding(*table, ranks) if ranks > 1 else Embedding(*table)
+        self.layers = ModuleList([TitanBlock(config, parallel) for _ in range(config.layers)])
+        self.norm = norm_of_tokens(make_norm(config, config.hidden), parallel)
+        output = self.output = Linear(config.hidden, config.vocab // ranks)
         if config.tied_embeddings:
             output.weight = embedding.weight
         self.name_paths()
@@ -150,12 +171,20 @@ class TitanLlama(LanguageModel):
 
     def project(self, hidden: Tensor) -> Tensor:
         assert self.output is not None
-        logits = self.output(hidden)
+        logits = self.output(F.gather_sequence(hidden, self.ranks))
         return logits.float() if self.config.logits == "model_upcast" else logits
 
     def forward(self, tokens: Tensor) -> Any:
         h = self.hidden_states(tokens)
         return h if self.output is None else self.logits_of(h)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Under loss_parallel where the vocabulary is shared."""
+        if self.ranks == 1:
+            return super().loss(logits, targets)
+        flat = logits.reshape(-1, logits.shape[-1])
+        wide = flat.float() if self.config.logits == "loss_upcast" else flat
+        return F.parallel_cross_entropy(wide, targets.reshape(-1), self.ranks)
 
 
 def rope_cache(config: ModelConfig, seq_len: int) -> Tensor:

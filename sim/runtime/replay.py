@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.model.calls import Shape
 from sim.model.module import Module, Parameter
+from sim.program.program import Owner
 from sim.runtime.autograd import Edge, Gradients, gradient_edge, run_backward
 from sim.runtime.recorder import Operators, Recording
 from sim.runtime.strides import Strides
@@ -300,6 +301,7 @@ def _take_gradient(slot: Parameter, gradient: Tensor) -> None:
     leaf = slot.tensor
     if not isinstance(leaf, Tensor) or leaf.grad is not None:
         raise ReplayMismatch("a parameter has a gradient already")
+    gradient.storage.belongs_to(Owner.GRADIENT)  # bytes that forward has saved, where a compiled block reuses them
     leaf.grad = gradient
 
 

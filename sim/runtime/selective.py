@@ -20,6 +20,7 @@ ATTENTION = frozenset(
     }
 )
 MATMULS = frozenset({"aten.mm"})
+REDUCE_SCATTER = "_c10d_functional.reduce_scatter_tensor"
 
 
 class Selective:
@@ -69,6 +70,7 @@ def policy(save: tuple[str, ...]) -> Callable[[], Selective]:
             saved |= ATTENTION
         elif name == "every_second_matmul":
             alternating = MATMULS
+            saved.add(REDUCE_SCATTER)  # in torchtitan's list too; it occurs with tensor parallelism only
         elif name == "matmul":
             saved |= MATMULS | {"aten.addmm"}
         else:

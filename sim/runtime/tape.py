@@ -81,6 +81,8 @@ class Tape:
         """Where gradients are summed in fp32 apart from `.grad`, and what happens to them there (Megatron)."""
         self.fp8: Fp8 | None = None
         """Transformer Engine's casts, where layers compute in 8 bit."""
+        self.tensor_ranks = 1
+        """Of torchtitan's tensor parallelism: who adds up gradients of some tokens before FSDP reduces them."""
         self.first_micro_batch = True
         """The first of a step runs forward: weights are cast."""
         self.stamps = False

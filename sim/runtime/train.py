@@ -13,10 +13,12 @@ from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.module import Buffer, Parameter
+from sim.program.kernels import Collective
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
 from sim.runtime.compiled.region import CompiledLoss
 from sim.runtime.fp8 import start_fp8
+from sim.runtime.grad_scaler import GradScaler
 from sim.runtime.host_adamw import HostAdamW
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.main_gradients import MainGradients, replicas_of
@@ -86,6 +88,7 @@ class TrainingRun:
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = tape or Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
+        self.tape.tensor_ranks = setup.tensor.degree if self.config.implementation == "torchtitan" else 1
         self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
@@ -103,6 +106,7 @@ class TrainingRun:
         self.optimizer: StepOptimizer | MainOptimizer | CpuAdamW | None = None
         self.in_backward: InBackward | None = None
         self.main_gradients: MainGradients | None = None
+        self.scaler = GradScaler(self.tape) if setup.precision.grad_scaler and self.trains else None
         cuts = setup.context.degree > 1 and self.config.implementation == "torchtitan"
         self.context = TorchContext(self.tape, setup.context) if cuts else None
         self.family = make_family(self.tape, setup, self.host)
@@ -209,7 +213,7 @@ class TrainingRun:
             mark(f"s{number}.fwd{micro_batch}")
             assert self.loss is not None
             if self.trains:
-                self.tape.backward(self.loss)
+                self.tape.backward(self.loss if self.scaler is None else self.scaler.scaled(self.loss))
                 mark(f"s{number}.bwd{micro_batch}")
             if self.context is not None:
                 self.context.leave(self)
@@ -250,12 +254,22 @@ class TrainingRun:
             return
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER):
             optimizer.prepare()
+            if (
+                self.scaler is not None
+                and setup.optimizer.clip_norm is not None
+                and isinstance(optimizer, StepOptimizer)
+            ):
+                self.scaler.unscale(optimizer)
         if setup.optimizer.clip_norm is not None:
             with tape.phase(Phase.CLIP, Owner.OTHER):
                 self._clip(optimizer)
             mark(f"s{number}.clip")
         with tape.phase(Phase.OPTIMIZER, Owner.OPTIMIZER), tape.grad_mode(False):
+            if self.scaler is not None and isinstance(optimizer, StepOptimizer):
+                self.scaler.before_step(optimizer)
             optimizer.step()
+            if self.scaler is not None:
+                self.scaler.update()
             for communication in self.communications:
                 communication.scale_matrices(self.tape)
         mark(f"s{number}.opt")
@@ -286,7 +300,10 @@ class TrainingRun:
             self.targets = self.tape.empty(*targets)
 
     def _norm_is_summed(self) -> None:
-        """A pipeline's stages add up their squared norms here."""
+        """A pipeline's stages add up their squared norms here, and DTensor's tensor-parallel ranks."""
+        ranks = self.tape.tensor_ranks
+        if ranks > 1:
+            self.recorder.collective(Collective("all_reduce", 4, "tp", ranks, "fp32"), COMPUTE)
 
     def _zero_grad(self) -> None:
         zeroed = self.optimizer or self.main_gradients

@@ -112,6 +112,7 @@ class PipelineTraining(TrainingRun):
     def _norm_is_summed(self) -> None:
         """The gradient norm is that of all stages."""
         assert self.setup.pipeline is not None
+        super()._norm_is_summed()
         if self.setup.pipeline.degree > 1:
             self._all_reduce(Collective("all_reduce", 4, "pp", self.setup.pipeline.degree, "fp32"))
 

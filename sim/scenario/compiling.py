@@ -8,7 +8,8 @@ from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.compile_section import CompileSection
 from sim.scenario.document import Document
 from sim.scenario.offload import OffloadSection
-from sim.scenario.schema import FsdpSection, ParallelSection, PrecisionSection
+from sim.scenario.precision_section import PrecisionSection
+from sim.scenario.schema import FsdpSection, ParallelSection
 from sim.scenario.setup import SPLITS_BACKWARD, Compile
 
 FLASH_FROM = (8, 0)
@@ -57,7 +58,9 @@ def check_compile(
         if choice is not None and (choice.inside or choice.discard or choice.reentrant):
             document.problem(("checkpoint", "layers"), "with compile, a layer is checkpointed as a whole", show=False)
             break
-    for name in ("fsdp1", "zero", "context", "tensor"):
+    shared = () if model.implementation == "torchtitan" else ("context", "tensor")
+    eager = ("fsdp1", "zero", *shared)
+    for name in eager:
         if getattr(parallel, name) is not None:
             message = "is modelled in eager mode only"
             document.problem(("parallel", name), message, show=False)
@@ -68,6 +71,8 @@ def check_compile(
         document.problem(("parallel", "pipeline", "schedule"), message)
     if section.loss and (model.implementation != "torchtitan" or parallel.pipeline is not None):
         document.problem(("compile", "loss"), "is modelled for torchtitan without a pipeline only")
+    elif section.loss and parallel.tensor is not None:
+        document.problem(("compile", "loss"), "is modelled for a whole vocabulary, not with parallel.tensor")
     elif section.loss and model.loss_chunks > 1:
         document.problem(("compile", "loss"), "is modelled for a whole loss: model.loss_chunks must be 1")
     if offload is not None:

@@ -14,13 +14,13 @@ from sim.scenario.document import Document
 from sim.scenario.families import Fsdp1Section, ZeroSection
 from sim.scenario.load import beside
 from sim.scenario.names import FRAMEWORKS, PROFILES, is_own_profile
+from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.schema import (
     BatchSection,
     FsdpSection,
     HostSection,
     OptimizerSection,
     ParallelSection,
-    PrecisionSection,
 )
 from sim.scenario.versions import NEWEST, OLDEST, minor_of, nearest_known
 from sim.units import format_bytes
@@ -140,6 +140,10 @@ def check_optimizer(
                 document.problem(
                     (*path, name), "Megatron's loop (tensor, data) has an Adam with main weights of its own"
                 )
+        if optimizer.variant != "fused":
+            document.warning(
+                (*path, "variant"), "has no effect: Megatron's Adam is one multi-tensor kernel (tensor, data)"
+            )
         return
     if fsdp is not None and fsdp.cpu_offload and optimizer.name != "adamw":
         document.problem((*path, "name"), "on the CPU (parallel.fsdp.cpu_offload) only adamw is modelled")
@@ -213,12 +217,18 @@ def check_megatron_parallel(
         document.problem(("parallel", "data"), "fsdp is data parallelism already: leave one out", show=False)
     if model is None:
         return
-    for name in ("tensor", "data"):
-        if getattr(parallel, name) is not None and getattr(model, "implementation", "") != "megatron":
-            document.problem(("parallel", name), "only implementation megatron is written for it", show=False)
-            return
+    code = getattr(model, "implementation", "")
+    if parallel.data is not None and code != "megatron":
+        document.problem(("parallel", "data"), "only implementation megatron is written for it", show=False)
+        return
+    if tensor is not None and code not in ("megatron", "torchtitan"):
+        message = "only implementations megatron and torchtitan are written for it"
+        document.problem(("parallel", "tensor"), message, show=False)
+        return
     if tensor is None or isinstance(model, ChainConfig):
         return
+    if code == "torchtitan":
+        _check_titan_tensor(document, parallel, model)
     if tensor.sequence_parallel and model.family == "bert":
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
@@ -235,6 +245,21 @@ def check_megatron_parallel(
     if tensor.sequence_parallel and batch is not None and batch.seq_len % tensor.degree:
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, f"needs a degree that divides batch.seq_len ({batch.seq_len})", show=False)
+
+
+def _check_titan_tensor(document: Document, parallel: ParallelSection, model: ModelConfig) -> None:
+    """parallelize_module as torchtitan calls it: under FSDP2, tokens and vocabulary shared too."""
+    path = ("parallel", "tensor")
+    if parallel.fsdp is None:
+        document.problem(path, "with implementation torchtitan needs parallel.fsdp (degree 1 will do)", show=False)
+    elif parallel.fsdp.cpu_offload:
+        document.problem(("parallel", "fsdp", "cpu_offload"), "is not modelled with parallel.tensor")
+    if parallel.tensor is not None and not parallel.tensor.sequence_parallel:
+        message = "torchtitan's plan shares tokens between layers too: sequence_parallel: true"
+        document.problem((*path, "sequence_parallel"), message)
+    for name, usual in (("tied_embeddings", False), ("loss_chunks", 1), ("lora", None), ("experts", None)):
+        if getattr(model, name) != usual:
+            document.problem(("model", name), "is not modelled with torchtitan's parallel.tensor", show=False)
 
 
 def check_under_pipeline(
@@ -256,6 +281,38 @@ def check_under_pipeline(
         document.problem(("mode",), only)
     if isinstance(model, ModelConfig) and model.loss_chunks > 1:
         document.problem(("model", "loss_chunks"), only)
+
+
+def check_grad_scaler(
+    document: Document,
+    precision: PrecisionSection,
+    parallel: ParallelSection,
+    optimizer: OptimizerSection | None,
+    mode: str,
+) -> None:
+    """It divides fp32 gradients of whole parameters, between backward and the step."""
+    path = ("precision", "grad_scaler")
+    if not precision.grad_scaler:
+        return
+    if precision.compute != "fp16" or precision.parameters != "fp32" or precision.autocast is False:
+        document.problem(
+            path, "is for fp16 autocast: parameters: fp32, compute: fp16 (fp16 gradients cannot be unscaled)"
+        )
+    taken = [
+        n
+        for n in ("fsdp", "fsdp1", "zero", "tensor", "data", "context", "pipeline")
+        if getattr(parallel, n) is not None
+    ]
+    for name in taken:
+        document.problem(path, f"is modelled on one GPU and under ddp only, not with parallel.{name}")
+    if optimizer is None or mode != "train":
+        document.problem(path, "without an optimizer's step there is nothing to check gradients for")
+        return
+    for name in ("in_backward", "master_weights", "offload"):
+        if getattr(optimizer, name):
+            document.problem(path, f"is not modelled with optimizer.{name}")
+    if optimizer.name == "adamw-8bit":
+        document.problem(path, "is not modelled with optimizer.name adamw-8bit")
 
 
 def check_precision(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.document import Document
 from sim.scenario.families import ZeroSection
-from sim.scenario.schema import BatchSection, OptimizerSection, ParallelSection, PrecisionSection
+from sim.scenario.precision_section import PrecisionSection
+from sim.scenario.schema import BatchSection, OptimizerSection, ParallelSection
 from sim.scenario.sections import Sections
 from sim.scenario.setup import Zero
 

@@ -8,7 +8,8 @@ from sim.hardware.catalogue import Cluster
 from sim.model.config import Fp8, ModelConfig
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.document import Document
-from sim.scenario.schema import ParallelSection, PrecisionSection
+from sim.scenario.precision_section import PrecisionSection
+from sim.scenario.schema import ParallelSection
 from sim.scenario.setup import SPLITS_BACKWARD
 
 PATH = ("precision", "fp8")

@@ -96,14 +96,14 @@ def _fits(document: Document, section: LoraSection, model: ModelConfig, gathered
 
 
 def check_trained(document: Document, model: ModelConfig, mode: str) -> None:
-    """Patterns of frozen parameters should match some and must leave some."""
+    """Patterns of frozen parameters must match some and must leave some."""
     if not model.frozen or mode != "train":
         return
     names = [name for name, _ in build_model(model).named_parameters()]
     for index, pattern in enumerate(model.frozen):
         if not any(fnmatchcase(name, pattern) for name in names):
             known = f"no parameter has such a name; the last are {', '.join(names[-3:])}"
-            document.warning(("model", "frozen", index), known)
+            document.problem(("model", "frozen", index), known)
     if not any(is_trained(model, name) for name in names):
         document.problem(("model", "frozen"), "leaves nothing to train", show=False)
 

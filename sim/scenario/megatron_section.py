@@ -7,7 +7,8 @@ from sim.scenario.section import Section
 
 
 class TensorSection(Section):
-    """Tensor parallelism as Megatron's: every layer's matrices are split over ranks that lie side by side."""
+    """Tensor parallelism: every layer's matrices are split over ranks that lie side by side; as Megatron's, or as torchtitan's
+    with DTensor (under fsdp, with loss_parallel)."""
 
     degree: Ranks
     """Ranks that share each layer; it divides heads, ffn_hidden and vocab. tensor x fsdp (or data) is the number of

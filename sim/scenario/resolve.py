@@ -16,6 +16,7 @@ from sim.scenario.consistency import (
     check_allocator,
     check_batch,
     check_fsdp,
+    check_grad_scaler,
     check_megatron_parallel,
     check_mode,
     check_names,
@@ -36,6 +37,7 @@ from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.machine import resolve_cluster, resolve_mesh
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
+from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.resolve_model import resolve_model
 from sim.scenario.schema import (
@@ -45,7 +47,6 @@ from sim.scenario.schema import (
     OptimizerSection,
     ParallelSection,
     PipelineSection,
-    PrecisionSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
 from sim.scenario.setup import (
@@ -156,6 +157,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
         check_fp8_beside(document, precision, cluster)
+        check_grad_scaler(document, precision, parallel, sections.get("optimizer"), sections.get("mode") or "train")
         check_fp8_checkpoint(document, precision, checkpoint)
     if precision and cluster and sections.whole("precision", "parallel") and not is_chain:
         if parallel.zero is not None:

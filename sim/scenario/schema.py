@@ -40,9 +40,8 @@ from sim.scenario.lora import LoraSection
 from sim.scenario.megatron_section import DataSection, TensorSection
 from sim.scenario.model_fields import EncoderFields
 from sim.scenario.offload import OffloadSection
+from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.section import Section
-
-Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 class ChainSection(Section):
@@ -251,29 +250,6 @@ class ParallelSection(Section):
     """Expert parallelism, for implementation megatron. Default: null."""
     pipeline: PipelineSection | None = None
     """Pipeline parallelism. Default: null."""
-
-
-class PrecisionSection(Section):
-    """Dtypes. With FSDP this is its MixedPrecisionPolicy; on one GPU, torch.autocast or a model in one dtype."""
-
-    parameters: Dtype = "fp32"
-    """Dtype in which parameters are stored and updated. Default: fp32."""
-    compute: Dtype = "bf16"
-    """Dtype of the matrix products. Default: bf16."""
-    reduce: Dtype = "fp32"
-    """Dtype of gradient reduction between ranks. Default: fp32."""
-    float8: Literal["tensorwise", "rowwise"] | None = None
-    """Products of the blocks' linear layers in 8 bit, as torchao's Float8Linear with dynamic scales: one per tensor, or per
-    row. The head stays in the compute dtype. Needs `compile`. Default: null."""
-    fp8: Literal["delayed", "tensorwise", "mxfp8"] | None = None
-    """megatron: products of the layers' linear parts (qkv, proj, fc1, fc2, experts) in 8 bit by Transformer Engine, with
-    scales from earlier steps (delayed), per tensor as it is (tensorwise), or per 32 numbers (mxfp8, from Blackwell on).
-    Attention, embedding and head stay in the compute dtype. Default: null."""
-    fp8_edge_layers: CountOrZero = 0
-    """With fp8: so many layers at either end stay in the compute dtype (first-last-layers-bf16). Default: 0."""
-    autocast: bool | None = None
-    """Use torch.autocast instead of casting parameters. Default: only on one GPU, if compute differs from parameters
-    (nothing else would cast there)."""
 
 
 class OptimizerSection(Section):

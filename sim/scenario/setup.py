@@ -43,6 +43,8 @@ class Precision:
     compute: str = "bf16"
     reduce: str = "fp32"
     autocast: bool = False
+    grad_scaler: bool = False
+    """The loss is scaled, gradients are unscaled and checked before the step (torch.amp.GradScaler)."""
     float8: str | None = None
     """Scales of 8-bit products in the blocks' linear layers: tensorwise or rowwise; None: products in `compute`."""
 

@@ -102,8 +102,21 @@ def test_fp8_has_figures_of_its_own_where_it_was_measured() -> None:
 
 
 def test_full_fp32_uses_the_fp32_peak_and_not_tf32() -> None:
-    bf16, fp32 = (shipped("h100-sxm", H100).time(Gemm(8192, 8192, 8192, d)).tensor_ns for d in ("bf16", "fp32"))
-    assert fp32 / bf16 == pytest.approx(989.4 / 66.9, rel=1e-9)
+    form, share = shipped("h100-sxm", H100), 66.9 / 989.4
+    bf16, fp32 = (form.time(Gemm(8192, 8192, 8192, d)).tensor_ns for d in ("bf16", "fp32"))
+    steps = (8192 + form.k_overhead * share) / (8192 + form.k_overhead)
+    assert fp32 / bf16 == pytest.approx(steps / share, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "work", [Gemm(8192, 8192, 16, "fp32"), Gemm(8192, 16, 8192, "fp32"), Gemm(16, 8192, 8192, "fp32")]
+)
+def test_an_adapters_fp32_products_take_about_what_their_bytes_take(work: Gemm) -> None:
+    """Tiles as narrow as cuBLAS's, and an overhead that is a time: neither makes 16 columns as dear as 64."""
+    time = shipped("h100-sxm", H100).time(work)
+    assert time.tensor_ns < 1.5 * time.memory_ns
+    wide = shipped("h100-sxm", H100).time(replace(work, dtype="bf16"))
+    assert wide.tile_m >= 64 and wide.tile_n >= 64
 
 
 def test_a_dtype_without_a_peak_is_refused() -> None:

@@ -286,10 +286,13 @@ def test_wrong_jobs_of_torchtitan_are_told(changes: tuple[str, str], expected: s
     assert expected in str(raised.value)
 
 
-def test_ranks_of_kinds_that_torchtitan_is_not_modelled_with_are_told(tmp_path: Path) -> None:
-    found = torchtitan(tmp_path, TITAN.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2"))
-    assert [entry.name for entry in found.account.not_expressible] == ["parallelism.tensor_parallel_degree 2"]
-    assert found.scenario.strategies[0].cluster.gpus == 8
+def test_torchtitans_tensor_and_context_parallelism_are_taken_over(tmp_path: Path) -> None:
+    text = TITAN.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2\ncontext_parallel_degree = 2")
+    found = torchtitan(tmp_path, text)
+    setup = found.scenario.strategies[0]
+    assert (setup.tensor.degree, setup.tensor.sequence_parallel, setup.context.degree) == (2, True, 2)
+    assert setup.fsdp is not None and setup.fsdp.degree == 4 and setup.data_parallel == 2
+    assert not [entry for entry in found.account.not_expressible if "parallel_degree" in entry.name]
 
 
 def test_replicas_are_distributed_data_parallel(tmp_path: Path) -> None:

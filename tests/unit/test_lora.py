@@ -160,7 +160,8 @@ def test_models_without_adapters_say_so() -> None:
 
 def test_a_pattern_that_matches_nothing_is_told() -> None:
     text = TEXT.replace("IMPLEMENTATION", "torchtitan").replace("TRAINED", 'frozen: ["embed.*"]')
-    assert any("no parameter has such a name" in warning for warning in load_text(text, "frozen").warnings)
+    with pytest.raises(ScenarioError, match="no parameter has such a name"):
+        load_text(text, "frozen")
 
 
 @pytest.mark.parametrize(("layers", "fits"), [("layers.[01].*", False), ("layers.1.*", True), ("layers.[23].*", True)])

@@ -49,6 +49,12 @@ def kernels_of(program: Program) -> Counter[str]:
     return Counter(program.kernels[n].name for n in program.row_argument[program.row_kind == Row.LAUNCH].tolist())
 
 
+def test_a_variant_of_the_optimizer_is_told_to_have_no_effect() -> None:
+    text = TEXT.replace("PARALLEL", TP8) + "optimizer: {variant: for-loop}\n"
+    assert any("no effect" in warning for warning in load_text(text, "tp").warnings)
+    assert not load_text(TEXT.replace("PARALLEL", TP8), "tp").warnings
+
+
 # Who holds what
 
 
@@ -199,7 +205,7 @@ def test_a_collective_on_the_compute_stream_is_exposed_and_one_beside_products_i
         (TP8, "gpt-tiny,", "llama-3.1-8b, kv_heads: 4,", "parallel.tensor.degree", "must divide model.kv_heads (4)"),
         (TP8, "gpt-tiny,", "gpt-tiny, vocab: 8190,", "parallel.tensor.degree", "must divide model.vocab (8190)"),
         (SP8, "seq_len: 128", "seq_len: 100", "parallel.tensor.sequence_parallel", "a degree that divides"),
-        (TP8, "megatron", "nanogpt", "parallel.tensor", "only implementation megatron"),
+        (TP8, "megatron", "nanogpt", "parallel.tensor", "only implementations megatron"),
         ("{data: {degree: 8}}", "megatron", "nanogpt", "parallel.data", "only implementation megatron"),
         ("{data: {degree: 2}, fsdp: {degree: 4}}", "", "", "parallel.data", "fsdp is data parallelism already"),
         ("{tensor: {degree: 4}}", "", "", "parallel", "tp 4 = 4 ranks, but the cluster has 8 GPUs"),

@@ -17,6 +17,8 @@ Along = Literal["row", "column"]
 def scale(t: Tracer, x: Value, along: Along, again: bool = False) -> Value:
     """Scales of x [m, k]: one number (tensorwise), [m, 1] by row or [1, k] by column. Equal ones are computed once per
     pass; `again`: backward's own, of what forward has scaled before."""
+    if x.storage in t.scaled:
+        return t.scaled[x.storage][0]
     shape = {"row": (x.shape[0], 1), "column": (1, x.shape[1])}[along] if t.float8 == "rowwise" else ()
     key = (x.storage, f"{along if shape else 'whole'} scale{' again' if again else ''}")
     if key not in t.casts:
@@ -31,6 +33,11 @@ def cast(t: Tracer, x: Value, by: Value) -> Value:
     y = t.pointwise("aten._to_copy", x, by, dtype="fp8")
     y.strides = None
     return y
+
+
+def in_8_bit(t: Tracer, x: Value, by: Value) -> Value:
+    """x as a product reads it: cast, or as it came."""
+    return x if x.dtype == "fp8" else cast(t, x, by)
 
 
 def layout(t: Tracer, x: Value) -> Value:

@@ -7,10 +7,11 @@ from typing import Any
 from typing import cast as typed
 
 from sim.runtime.compiled.elementwise import add, autocast_to, plain_view, reshape, to
-from sim.runtime.compiled.float8 import cast, layout, scale
+from sim.runtime.compiled.float8 import cast, in_8_bit, layout, scale
 from sim.runtime.compiled.graph import Extern, Value
 from sim.runtime.compiled.trace import Gradients, Meta, NotCompilable, Tracer, rule
 from sim.runtime.ops.flash import Flash, flash_backward
+from sim.runtime.ops.ring_sdpa import RingFlash, ring_backward
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
@@ -72,18 +73,20 @@ def float8_product(t: Tracer, x: Value, weight: Value) -> Value:
 
     Under checkpointing a policy sees aten.mm (of torchao's tensor class).
     """
-    (rows, k), n, dtype = x.shape, weight.shape[0], x.dtype
+    (rows, k), n = x.shape, weight.shape[0]
+    dtype = t.scaled[x.storage][1] if x.storage in t.scaled else x.dtype
     weight_scale = None if weight.dtype == "fp8" else scale(t, weight, "row")
 
     def scaled(a: tuple[Value, Value], b: tuple[Value, Value | None], m: int, n: int, k: int, stored: Any) -> Value:
         """`a`, `b`: a factor and its scale; None: it is in 8 bit already."""
-        factors = cast(t, *a), layout(t, b[0]) if b[1] is None else cast(t, b[0], b[1])
+        known = b[1] is None or b[0].dtype == "fp8"
+        factors = in_8_bit(t, *a), layout(t, b[0]) if known or b[1] is None else cast(t, b[0], b[1])
         scales = [by for by in (a[1], b[1]) if by is not None]
         return product(t, "aten.mm", (*scales, *factors), m, n, k, stored, dtype)
 
     by_row = scale(t, x, "row")
     if weight_scale is None:
-        y = product(t, "aten.mm", (by_row, cast(t, x, by_row), weight), rows, n, k, (rows, n), dtype)
+        y = product(t, "aten.mm", (by_row, in_8_bit(t, x, by_row), weight), rows, n, k, (rows, n), dtype)
     else:
         y = scaled((x, by_row), (weight, weight_scale), rows, n, k, (rows, n))
 
@@ -114,10 +117,15 @@ def attention(t: Tracer, q: Value, k: Value, v: Value, dropout_p: float, kernel:
     like_q = t.pointwise("", q).strides if q.strides is not None else None
 
     def run(tape: Tape, inputs: list[Tensor], _: Tensor | None) -> tuple[Tensor, ...]:
+        if tape.context is not None:
+            shared = tape.context
+            return RingFlash.forward(tape, inputs[0], inputs[1], inputs[2], dropout_p, shared.degree, shared.kind)
         return Flash.forward(tape, inputs[0], inputs[1], inputs[2], dropout_p, causal)
 
     def run_backward(tape: Tape, inputs: list[Tensor], _: Tensor | None) -> tuple[Tensor, ...]:
         g, q_, k_, v_, out_ = inputs[:5]
+        if tape.context is not None:
+            return ring_backward(tape, g, (q_, k_, v_), out_, tape.context.degree, tape.context.kind)
         return flash_backward(tape, g, q_, k_, v_, out_, causal)
 
     metas = (

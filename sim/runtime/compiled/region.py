@@ -15,7 +15,7 @@ from sim.model.module import Module, Parameter
 from sim.program.program import PHASE_SHIFT, Owner, Phase
 from sim.runtime.autograd import Gradients, Node, SavedTensor
 from sim.runtime.checkpoint import CheckpointWrapper
-from sim.runtime.compiled import elementwise, libraries, loss
+from sim.runtime.compiled import elementwise, libraries, loss, sequence
 from sim.runtime.compiled.buffers import Step
 from sim.runtime.compiled.fuse import schedule
 from sim.runtime.compiled.graph import Kind, Value
@@ -27,7 +27,7 @@ from sim.runtime.selective import Selective
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
-assert elementwise and libraries and loss  # importing them fills the tracer's rules
+assert elementwise and libraries and loss and sequence  # importing them fills the tracer's rules
 
 Places = dict[Value, Tensor]
 

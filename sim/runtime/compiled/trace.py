@@ -62,6 +62,8 @@ class Tracer:
         self.values: list[Value] = []
         self.casts: dict[tuple[Value, str], Value] = {}
         """Casts under autocast, and copies that backward makes once."""
+        self.scaled: dict[Value, tuple[Value, str]] = {}
+        """Values that arrive in 8 bit: their scale, and the dtype that they stand for."""
         self._records: list[_Record] = []
         self._differentiating = False
 

@@ -91,37 +91,43 @@ class RingFlash(Op):
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
         k, q, v, _lse, out = saved[:5]
         _, ranks, kind = node.attributes
-        gradient, recorder = first(gradients), tape.recorder
-        dq, dk, dv = (
-            tape.pointwise("aten::zeros_like", x.shape, "fp32", strides_like(x), 0, "fill") for x in (q, k, v)
-        )
-        key, value = _contiguous(tape, k), _contiguous(tape, v)
-        keys, sums = _Rotater(tape, ranks, kind), _Rotater(tape, ranks, "ring")
-        for step in range(ranks):
-            if step:
-                buffer = keys.next_buffer()
-                key, value = _two(buffer, key, value)
-            if step < ranks - 1:
-                next_kv = _joined(tape, key, value)
-                keys.exchange(next_kv)
-            seen, values = (_half(key), _half(value)) if step else (key, value)
-            made = flash_backward(tape, gradient, q, seen, values, out, causal=not step)
-            if step:
-                next_sums = sums.next_buffer()
-                dk, dv = _two(next_sums, dk, dv)
-                dk = _updated(tape, dk, made[1])
-                dv = _updated(tape, dv, made[2])
-            else:
-                for total, part in ((dk, made[1]), (dv, made[2])):
-                    recorder.memory_bound("aten::add_", "elementwise", 2 * total.bytes + part.bytes)
-                del total, part
-            next_sums = _joined(tape, dk, dv)
-            sums.exchange(next_sums)
-            recorder.memory_bound("aten::add_", "elementwise", 2 * dq.bytes + made[0].bytes)
-        dq = tape.cast_copy(dq, q.dtype)
-        next_sums = tape.cast_copy(sums.next_buffer(), k.dtype)
-        dk, dv = _two(next_sums, dk, dv)
-        return [dq, dk, dv]
+        return [*ring_backward(tape, first(gradients), (q, k, v), out, ranks, kind)]
+
+
+def ring_backward(
+    tape: Tape, gradient: Tensor, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, ranks: int, kind: ContextKind
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    q, k, v = qkv
+    recorder = tape.recorder
+    dq, dk, dv = (tape.pointwise("aten::zeros_like", x.shape, "fp32", strides_like(x), 0, "fill") for x in (q, k, v))
+    key, value = _contiguous(tape, k), _contiguous(tape, v)
+    keys, sums = _Rotater(tape, ranks, kind), _Rotater(tape, ranks, "ring")
+    for step in range(ranks):
+        if step:
+            buffer = keys.next_buffer()
+            key, value = _two(buffer, key, value)
+        if step < ranks - 1:
+            next_kv = _joined(tape, key, value)
+            keys.exchange(next_kv)
+        seen, values = (_half(key), _half(value)) if step else (key, value)
+        made = flash_backward(tape, gradient, q, seen, values, out, causal=not step)
+        if step:
+            next_sums = sums.next_buffer()
+            dk, dv = _two(next_sums, dk, dv)
+            dk = _updated(tape, dk, made[1])
+            dv = _updated(tape, dv, made[2])
+        else:
+            for total, part in ((dk, made[1]), (dv, made[2])):
+                recorder.memory_bound("aten::add_", "elementwise", 2 * total.bytes + part.bytes)
+            del total, part
+        next_sums = _joined(tape, dk, dv)
+        sums.exchange(next_sums)
+        recorder.memory_bound("aten::add_", "elementwise", 2 * dq.bytes + made[0].bytes)
+    dq = tape.cast_copy(dq, q.dtype)
+    next_sums = tape.cast_copy(sums.next_buffer(), k.dtype)
+    dk, dv = _two(next_sums, dk, dv)
+    return dq, dk, dv
 
 
 def _contiguous(tape: Tape, x: Tensor) -> Tensor:

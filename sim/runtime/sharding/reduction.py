@@ -55,9 +55,19 @@ class Reduction:
             elif p.unsharded is not None and p.unsharded.grad is not None:
                 gradient, p.unsharded.grad = p.unsharded.grad, None
             if gradient is not None:
+                if p.slot.partial and self.tape.tensor_ranks > 1:  # DTensor: Partial to Replicate
+                    gradient = self._summed(gradient)
                 owners.append(p)
                 gradients.append(gradient)
         return owners, gradients
+
+    def _summed(self, gradient: Tensor) -> Tensor:
+        """A sum over the tensor-parallel ranks, into a copy."""
+        tape = self.tape
+        out = tape.pointwise("aten::clone", gradient.shape, gradient.dtype, None, gradient.bytes, "copy")
+        work = Collective("all_reduce", out.bytes, "tp", tape.tensor_ranks, out.dtype)
+        tape.recorder.collective(work, COMPUTE)
+        return out
 
     def reduce(self, owners: list[ShardedParameter], gradients: list[Tensor]) -> tuple[Tensor, int]:
         """foreach_reduce: copy in, reduce-scatter, and the local shards' gradients as views of one buffer."""

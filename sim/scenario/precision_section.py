@@ -1,0 +1,36 @@
+"""The vocabulary of dtypes: of parameters, of products, of sums."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sim.scenario.kinds import CountOrZero
+from sim.scenario.section import Section
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+class PrecisionSection(Section):
+    """Dtypes. With FSDP this is its MixedPrecisionPolicy; on one GPU, torch.autocast or a model in one dtype."""
+
+    parameters: Dtype = "fp32"
+    """Dtype in which parameters are stored and updated. Default: fp32."""
+    compute: Dtype = "bf16"
+    """Dtype of the matrix products. Default: bf16."""
+    reduce: Dtype = "fp32"
+    """Dtype of gradient reduction between ranks. Default: fp32."""
+    float8: Literal["tensorwise", "rowwise"] | None = None
+    """Products of the blocks' linear layers in 8 bit, as torchao's Float8Linear with dynamic scales: one per tensor, or per
+    row. The head stays in the compute dtype. Needs `compile`. Default: null."""
+    grad_scaler: bool = False
+    """torch.amp.GradScaler around fp16 autocast: the loss is scaled, gradients are divided and checked before the step; unless
+    the optimizer is fused, the host waits to read whether any overflowed. Default: false."""
+    fp8: Literal["delayed", "tensorwise", "mxfp8"] | None = None
+    """megatron: products of the layers' linear parts (qkv, proj, fc1, fc2, experts) in 8 bit by Transformer Engine, with
+    scales from earlier steps (delayed), per tensor as it is (tensorwise), or per 32 numbers (mxfp8, from Blackwell on).
+    Attention, embedding and head stay in the compute dtype. Default: null."""
+    fp8_edge_layers: CountOrZero = 0
+    """With fp8: so many layers at either end stay in the compute dtype (first-last-layers-bf16). Default: 0."""
+    autocast: bool | None = None
+    """Use torch.autocast instead of casting parameters. Default: only on one GPU, if compute differs from parameters
+    (nothing else would cast there)."""
