@@ -7,7 +7,7 @@ optimizer, its dtypes. An entry states facts about the program; nothing in it is
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sim.checks.facts import Facts
@@ -80,6 +80,21 @@ class Software:
     extra: str = ""
     """Work of its steps that is not simulated; said with every row."""
 
+
+NEMO = Software(
+    name="NeMo",
+    pattern="nemo|dgxc",
+    gpt="megatron",
+    llama="megatron",
+    reentrant=True,
+    flash="cudnn",  # Transformer Engine
+    reduce="bf16",  # grad_reduce_in_fp32 is off in its bf16 recipes: 2 + 2 + 12/d bytes per parameter in row 33
+    sharding="distributed optimizer",  # on by default in its recipes
+    sequence_parallel=True,  # bool(tp > 1) in its performance recipes
+    since_start=True,
+    often_8_bit=True,
+    stores_fp8=True,  # fp8_params in bf16_with_fp8_mixed; fp8_param_gather in Megatron-Bridge's, but for mxfp8
+)
 
 KNOWN = (
     Software(
@@ -179,35 +194,13 @@ KNOWN = (
         memory="device",
         since_start=True,
     ),
-    Software(
+    replace(
+        NEMO,
         name="Megatron-Bridge",
         pattern="megatron-bridge",
-        gpt="megatron",
-        llama="megatron",
-        reentrant=True,
-        flash="cudnn",  # Transformer Engine
-        reduce="bf16",  # grad_reduce_in_fp32 is off in its bf16 recipes: 2 + 2 + 12/d bytes per parameter in row 33
-        sharding="distributed optimizer",  # on by default in its recipes
-        sequence_parallel=True,  # bool(tp > 1) in its performance recipes
-        since_start=True,
-        often_8_bit=True,
         fp8="tensorwise",  # "FP8" of its performance summary is per-tensor current scaling
-        stores_fp8=True,  # fp8_param_gather in its mixed-precision recipes, but for mxfp8
     ),
-    Software(
-        name="NeMo",
-        pattern="nemo|dgxc",
-        gpt="megatron",
-        llama="megatron",
-        reentrant=True,
-        flash="cudnn",  # Transformer Engine
-        reduce="bf16",  # grad_reduce_in_fp32 is off in its bf16 recipes: 2 + 2 + 12/d bytes per parameter in row 33
-        sharding="distributed optimizer",  # on by default in its recipes
-        sequence_parallel=True,  # bool(tp > 1) in its performance recipes
-        since_start=True,
-        often_8_bit=True,
-        stores_fp8=True,  # fp8_params in bf16_with_fp8_mixed
-    ),
+    NEMO,
     Software(
         name="Megatron-Kwai",
         pattern="kwai",  # of Megatron's models before core; its scripts ask for no fusions

@@ -7,7 +7,7 @@ there; no recording. Attention's workspaces in backward are those of flash-attn 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.program.kernels import Attention
 from sim.program.program import Owner
@@ -18,49 +18,42 @@ from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
 
-class SwiGlu(Op):
-    """SwiGLUFunction over jitted kernels: saves its input [..., 2 F]; one kernel each way."""
+class KeepsInput(Op):
+    """One jitted kernel each way, which needs its input alone."""
+
+    saves_late = True
+    kernel: ClassVar[str]
+    share: ClassVar[int]
+    """Elements of the input per element of the result."""
+
+    @staticmethod
+    def saved_inputs(node: Node, x: Tensor) -> Iterable[Tensor | None]:
+        return (x,)
+
+    @classmethod
+    def forward(cls, tape: Tape, x: Tensor) -> Tensor:
+        return tape.pointwise(cls.kernel, (*x.shape[:-1], x.shape[-1] // cls.share), x.dtype, None, x.bytes)
+
+    @classmethod
+    def backward(cls, tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        x = saved[0]
+        dx = tape.pointwise(f"{cls.kernel}_back", x.shape, x.dtype, None, x.bytes + first(gradients).bytes)
+        gradients.clear()
+        return [dx]
+
+
+class SwiGlu(KeepsInput):
+    """SwiGLUFunction over [..., 2 F], gate and value."""
 
     node = "SwiGLUFunctionBackward"
-    saves_late = True
-
-    @staticmethod
-    def saved_inputs(node: Node, x: Tensor) -> Iterable[Tensor | None]:
-        return (x,)
-
-    @staticmethod
-    def forward(tape: Tape, x: Tensor) -> Tensor:
-        return tape.pointwise("swiglu", (*x.shape[:-1], x.shape[-1] // 2), x.dtype, None, x.bytes)
-
-    @staticmethod
-    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        x = saved[0]
-        dx = tape.pointwise("swiglu_back", x.shape, x.dtype, None, x.bytes + first(gradients).bytes)
-        gradients.clear()
-        return [dx]
+    kernel, share = "swiglu", 2
 
 
-class SquaredRelu(Op):
-    """squared_relu under Megatron's jit_fuser: torch.compile makes one kernel each way, which needs its input alone.
-    (megatron/core/activations.py)"""
+class SquaredRelu(KeepsInput):
+    """squared_relu under Megatron's jit_fuser, that is torch.compile. (megatron/core/activations.py)"""
 
     node = "CompiledFunctionBackward"
-    saves_late = True
-
-    @staticmethod
-    def saved_inputs(node: Node, x: Tensor) -> Iterable[Tensor | None]:
-        return (x,)
-
-    @staticmethod
-    def forward(tape: Tape, x: Tensor) -> Tensor:
-        return tape.pointwise("squared_relu", x.shape, x.dtype, None, x.bytes)
-
-    @staticmethod
-    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        x = saved[0]
-        dx = tape.pointwise("squared_relu_back", x.shape, x.dtype, None, 2 * x.bytes)
-        gradients.clear()
-        return [dx]
+    kernel, share = "squared_relu", 1
 
 
 class FusedRope(Op):
