@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import hypot
 from typing import Literal, get_args
 
@@ -49,6 +49,7 @@ class Figures:
 
     owner: str
     by_name: Mapping[str, Figure]
+    _parts: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> float:
         """Value of a figure. Raises CostError, naming the nearest figure, when there is none."""
@@ -76,10 +77,13 @@ class Figures:
     def __iter__(self) -> Iterator[tuple[str, Figure]]:
         return iter(self.by_name.items())
 
-    def under(self, prefix: str) -> list[str]:
+    def under(self, prefix: str) -> tuple[str, ...]:
         """Next parts of the names that start with `prefix`: under("memory") lists the families."""
-        start = prefix + "."
-        return list(dict.fromkeys(n[len(start) :].split(".")[0] for n in self.by_name if n.startswith(start)))
+        if prefix not in self._parts:
+            start = prefix + "."
+            parts = (n[len(start) :].split(".")[0] for n in self.by_name if n.startswith(start))
+            self._parts[prefix] = tuple(dict.fromkeys(parts))
+        return self._parts[prefix]
 
     def overlaid(self, owner: str, own: Mapping[str, Figure], was: str, added_sigma: float = CARRIED_SIGMA) -> Figures:
         """These figures carried over from `was` to another GPU, with that one's `own` on top.
