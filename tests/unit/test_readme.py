@@ -37,7 +37,7 @@ def test_the_readme_shows_every_verb() -> None:
 
 def test_the_readme_has_the_two_set_up_commands() -> None:
     assert "    pip install -e . && python -m sim run scenarios/fsdp_ckpt.yaml\n" in README
-    assert "    pip install -e '.[test]' && pytest\n" in README
+    assert "    pip install -e '.[test]' && pytest -n auto --dist loadfile\n" in README
 
 
 def test_the_scenario_of_the_readme_is_one(tmp_path: Path) -> None:
