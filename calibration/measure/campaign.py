@@ -26,6 +26,8 @@ SHARE_OF_MEMORY = 0.8
 LEAST_CASE_S, MOST_CASE_S = 0.02, 0.4
 FIRST_RATES = {"cpu": (20e9, 4e9), "cuda": (50e12, 500e9)}
 """FLOP/s and bytes/s from which the first cases' times are guessed."""
+LEAST_LESSON_S = 2e-4
+"""A case that the first rates guess to be shorter teaches no rate: its time is mostly what starting it takes."""
 HOT_BELOW_BYTES = 256 << 20
 """Work that moves more finds nothing of its own in any cache."""
 STATE_EVERY_S = 2.0
@@ -181,11 +183,12 @@ class _Campaign:
         """Time of one call by the family's best rates so far."""
         first = FIRST_RATES[self.device.name]
         flops_per_s, bytes_per_s = (seen or start for seen, start in zip(self.seen[case.family], first))
-        flops = case.work.flops if hasattr(case.work, "flops") else 0
-        return max(flops / flops_per_s, case.work.bytes / bytes_per_s)
+        return _seconds(case, flops_per_s, bytes_per_s)
 
     def _learn(self, case: Case, ns: float) -> None:
         """The family's rates, for the next guess: the best so far, since small work and neighbours only slow it down."""
+        if _seconds(case, *FIRST_RATES[self.device.name]) < LEAST_LESSON_S:
+            return
         seen = self.seen[case.family]
         flops = getattr(case.work, "flops", 0)
         self.seen[case.family] = (max(seen[0], flops / ns * 1e9), max(seen[1], case.work.bytes / ns * 1e9))
@@ -195,6 +198,10 @@ class _Campaign:
         if self.clock() - self.state_at >= STATE_EVERY_S:
             self.state, self.state_at = self.device.state(), self.clock()
         return dict(self.state)
+
+
+def _seconds(case: Case, flops_per_s: float, bytes_per_s: float) -> float:
+    return float(max(getattr(case.work, "flops", 0) / flops_per_s, case.work.bytes / bytes_per_s))
 
 
 def _first_line(error: Exception) -> str:

@@ -20,6 +20,10 @@ MINUTES = 5.0
 ENDING = ".points.jsonl"
 
 
+SEVERAL = "torchrun --nproc-per-node 8 -m sim calibrate ..."
+"""How, for as many as there are GPUs."""
+
+
 def points_path(profile: Path) -> Path:
     """The file of points beside a profile: mine.yaml -> mine.points.jsonl."""
     return profile.with_name(profile.stem + ENDING)
@@ -27,11 +31,11 @@ def points_path(profile: Path) -> Path:
 
 def plan_for(device: Device, families: Sequence[str], scenario: Path | None = None) -> Plan:
     """Everything that these families measure, the scenario's shapes first. Raises ScenarioError."""
+    from calibration.measure import collectives
     from calibration.measure.families import cases_of, readings_of
 
     first, left_out = [], []
     if scenario is not None:
-        from calibration.measure import collectives
         from calibration.measure.scenario import work_of
 
         work = work_of(scenario)
@@ -41,6 +45,8 @@ def plan_for(device: Device, families: Sequence[str], scenario: Path | None = No
     readings = [reading for family in families for reading in readings_of(family, device)]
     planned = plan(first, designs, readings)
     planned.left_out += left_out
+    if collectives.FAMILY in families and ranks.size() == 1:
+        planned.left_out.append(f"{collectives.FAMILY}: need several processes: {SEVERAL}")
     return planned
 
 

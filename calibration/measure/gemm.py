@@ -29,6 +29,8 @@ FP8_MULTIPLE = 16
 CUDA_SIDES, CPU_SIDES = (128, 16_384), (32, 2048)
 CUDA_POINTS = {"bf16": 72, "fp16": 18, "fp32": 18, "fp8": 36}
 CPU_POINTS = {"fp32": 36}
+PEAK_SIDE = 768
+"""Of the first product on a CPU: large enough to show a rate that the others can be guessed and scaled from."""
 BATCHED_POINTS = 8
 NAMES = ("aten::mm", "aten::addmm", "aten::bmm", "router_gemm")
 """Kernels of a program that this script runs."""
@@ -73,6 +75,8 @@ def fp8_product(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
 def cases(device: Device) -> Iterator[Case]:
     """The covering design: sides spread evenly on a logarithmic scale, every dtype and layout in turn."""
     cpu = device.name == "cpu"
+    if cpu:
+        yield case(Gemm(PEAK_SIDE, PEAK_SIDE, PEAK_SIDE, "fp32"))
     points, sides = (CPU_POINTS, CPU_SIDES) if cpu else (CUDA_POINTS, CUDA_SIDES)
     for dtype, count in points.items():
         if dtype == "fp8" and not has_fp8(device):

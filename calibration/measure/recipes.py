@@ -78,14 +78,19 @@ class Recipe:
 
 
 def design(recipes: Sequence[Recipe], device: Device, script: str, width: int = WIDTH) -> Iterator[Case]:
-    """Each recipe over sizes a factor apart, small ones first, recipes in turn; in the dtypes that training uses."""
-    largest = CPU_LARGEST_BYTES if device.name == "cpu" else LARGEST_BYTES
-    size = SMALLEST_BYTES
-    while size <= largest:
+    """Each recipe over sizes a factor apart, recipes in turn; in the dtypes that training uses."""
+    for size in sizes(device):
         for recipe in recipes:
             for dtype in ("fp32",) if device.name == "cpu" else ("bf16",):
                 yield recipe.case(recipe.exact_bytes(size, dtype, width), dtype, width, script)
-        size *= STEP
+
+
+def sizes(device: Device) -> list[int]:
+    """A large one first, which shows the rate even if time is short; the smallest, which shows what starting takes."""
+    largest = CPU_LARGEST_BYTES if device.name == "cpu" else LARGEST_BYTES
+    smallest, *more = (SMALLEST_BYTES * STEP**power for power in range(64) if SMALLEST_BYTES * STEP**power <= largest)
+    first = more.pop(-2)
+    return [first, smallest, *more]
 
 
 def same(o: Operands, shape: Shape) -> Sequence[Any]:

@@ -39,6 +39,8 @@ def calibrate(
         if ranks.rank() or report.interrupted:
             return ("" if ranks.rank() else told(report, points)), report.interrupted
         info, found = read_points(points)
+        if not found:
+            raise CalibrationError(f"{told(report, points)}\nNothing was measured: no profile is written")
         result = write_profile(path, info, found)
         return f"{told(report, points)}\n{summary(path, result)}", False
     finally:

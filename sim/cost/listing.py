@@ -13,6 +13,7 @@ from sim.cost.copy import Direction
 from sim.cost.figures import LABELS, SINGLE_SOURCE, Figure
 from sim.cost.gpu import tensor_peak_flops_per_ns
 from sim.cost.model import CostModel, Explanation
+from sim.cost.own import OwnDevice
 from sim.cost.profile import Profile, load_profile, profile_names
 from sim.hardware.catalogue import find_gpu
 from sim.program.kernels import Collective, Kernel, Work
@@ -59,7 +60,10 @@ class Answer:
     relative_sigma: float
     flops_per_s: float
     peak_share: float
-    """flops_per_s over the dense peak of the GPU's 16-bit products."""
+    """flops_per_s over the dense peak of the GPU's 16-bit products, or as `peak_name` says."""
+    peak_name: str
+    bound: str
+    """What bounds it; a processor has no tensor cores."""
     bytes_per_s: float
     explanation: Explanation
 
@@ -100,11 +104,16 @@ def ask_kernel(model: CostModel, work: Work, name: str = "kernel") -> Answer:
     ns = model.kernel_ns(Kernel(name, work))
     seconds = max(ns, 1) / 1e9
     flops_per_s = work.flops / seconds
+    own = model.gpu if isinstance(model.gpu, OwnDevice) else None
     return Answer(
         ns=ns,
         relative_sigma=model.uncertainty(work, name),
         flops_per_s=flops_per_s,
         peak_share=flops_per_s / (tensor_peak_flops_per_ns(model.gpu) * 1e9),
+        peak_name="fastest product measured" if own else "dense 16-bit peak",
+        bound=explanation.bound.replace("tensor cores", "arithmetic")
+        if own and own.kind == "cpu"
+        else explanation.bound,
         bytes_per_s=work.bytes / seconds,
         explanation=explanation,
     )

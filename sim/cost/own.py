@@ -108,7 +108,7 @@ def _profile(document: Document, path: Path) -> Profile | None:
     known = (*HEADINGS, *GROUPS, HOST)
     for key in document.data:
         if key not in known:
-            document.unknown((key,), f"no such group; {', '.join(known)} are known", known)
+            document.unknown((key,), "no such group:", known)
     device = _device(document)
     own = dict(_figures(document))
     measured = MeasuredTable.of(_measured(document))

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from sim.model import encoders
 from sim.model.config import Family, Implementation, ModelConfig
-from sim.model.expert_fields import check_nested, completed, merged, unwritten, written_by
+from sim.model.expert_fields import check_nested, completed, merged, only_some, unwritten, written_by
 from sim.model.faults import Fault, ModelError
 from sim.model.layer_kinds import check_kinds
 
@@ -131,7 +131,7 @@ def build_model(
     if not known:
         raise ModelError(Fault(field, given[field], f"is not of {family} models") for field in unwritten(given))
     if implementation is not None and implementation not in known:
-        of = f"the {family} family" if known == implementations_of(family) else "experts or latent attention"
+        of = f"the {family} family" if known == implementations_of(family) else " and ".join(only_some(given))
         faults = [Fault("implementation", implementation, f"no such code for {of};", known)]
     code = next((code for code in known if code == implementation), known[0])
     values = {**IMPLEMENTATIONS[family, code], **given}

@@ -7,12 +7,13 @@ from typing import Any
 
 from sim.model.experts import Experts, LatentAttention
 from sim.model.faults import Fault
-from sim.model.layer_kinds import needs_megatron
+from sim.model.layer_kinds import megatrons_needs, needs_megatron
 
 Fields = dict[str, Any]
 KINDS: dict[str, type[Experts] | type[LatentAttention]] = {"experts": Experts, "latent": LatentAttention}
 WRITTEN_BY: dict[str, tuple[str, ...]] = {"experts": ("transformers", "megatron"), "latent": ("megatron",)}
 """Whose code of them is imitated."""
+NEEDS = {"experts": "experts", "latent": "latent attention"}
 
 
 def merged(shapes: Fields, overrides: Fields) -> Fields:
@@ -94,6 +95,11 @@ def unwritten(values: Fields) -> list[str]:
     """The fields that only some implementations have, of those given."""
     found = [name for name in WRITTEN_BY if values.get(name) is not None]
     return found or [name for name in ("window", "activation") if values.get(name)]
+
+
+def only_some(values: Fields) -> list[str]:
+    """What a model needs that only some implementations have, as a message says it."""
+    return [NEEDS[name] for name in WRITTEN_BY if values.get(name) is not None] + megatrons_needs(values)
 
 
 def written_by(values: Fields, known: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,7 +11,13 @@ MEGATRONS_ACTIVATIONS = ("squared_relu",)
 
 def needs_megatron(values: dict[str, Any]) -> bool:
     """Is it imitated in Megatron's code alone?"""
-    return bool(values.get("window")) or values.get("activation") in MEGATRONS_ACTIVATIONS
+    return bool(megatrons_needs(values))
+
+
+def megatrons_needs(values: dict[str, Any]) -> list[str]:
+    """What is imitated in Megatron's code alone, as a message says it."""
+    window = ["a window"] if values.get("window") else []
+    return window + [name for name in MEGATRONS_ACTIVATIONS if name == values.get("activation")]
 
 
 def check_kinds(given: dict[str, Any]) -> list[Fault]:

@@ -34,8 +34,9 @@ def kernel_table(answer: Answer) -> Table:
     explanation = answer.explanation
     table = _pairs()
     table.add_row("time", f"{format_duration(answer.ns)} (range {format_duration(low)} to {format_duration(high)})")
-    table.add_row("bound by", explanation.bound)
-    table.add_row("rate", f"{format_compute(answer.flops_per_s)}, {answer.peak_share:.0%} of the dense 16-bit peak")
+    table.add_row("bound by", answer.bound)
+    share = f"{answer.peak_share:.0%} of the {answer.peak_name}"
+    table.add_row("rate", f"{format_compute(answer.flops_per_s)}, {share}")
     table.add_row("memory", format_bandwidth(answer.bytes_per_s))
     beside = ", ".join(format_duration(ns) for ns in explanation.level_ns)
     table.add_row("alone, beside copies, beside collectives", beside)

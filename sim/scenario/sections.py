@@ -132,7 +132,8 @@ def _note(document: Document, path: Path, detail: ErrorDetails) -> None:
     if kind == "extra_forbidden":
         _unknown(document, path, _section_at(path[:-1]), "no such setting:")
     elif kind == "literal_error":
-        document.problem(path, "", allowed=tuple(re.findall(r"'([^']*)'", context["expected"])))
+        names = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        document.problem(path, "", allowed=tuple(name or number for name, number in names))
     elif kind == "value_error":
         document.problem(path, str(context["error"]))
     else:

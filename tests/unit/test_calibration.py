@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.measure import gemm, norms
+from calibration.measure import gemm, norms, optimizers
 from calibration.measure.campaign import Plan, plan, run
 from calibration.measure.case import Case, Reading, Value
 from calibration.measure.device import CpuDevice
@@ -22,6 +22,7 @@ from calibration.measure.points import PointFile, TimedPoint, read_points
 from calibration.measure.scenario import work_of
 from calibration.measure.timing import Measured, Policy, measure
 from calibration.measure.words import CalibrationError
+from calibration.own.facts import LARGE_FLOPS
 from sim.cost.model import CostModel
 from sim.hardware.catalogue import find_gpu
 from sim.program.kernels import Attention, Gemm, Kernel, Memory
@@ -165,6 +166,35 @@ def test_what_is_too_large_or_too_slow_is_left_out_with_its_reason(tmp_path: Pat
     assert report.measured == 0
     assert "needs 16.4 GiB, 16.0 GiB are free" in report.left_out[0]
     assert "of the 6 s given" in report.left_out[1]
+
+
+def test_small_cases_do_not_make_large_ones_look_slow(tmp_path: Path) -> None:
+    """A tiny product that waits 16 ms for its turn is no reason to leave out one that takes as long."""
+    device = FakeDevice(name="cpu")
+    file = PointFile(tmp_path / "x.points.jsonl", device.info().as_dict())
+    both = given([gemm.case(Gemm(112, 64, 32)), gemm.case(Gemm(1712, 256, 48))], lambda work: 16e6)
+    report = run(device, Plan(both), file, 0.3, clock=device.clock)
+    assert (report.measured, report.left_out) == (2, [])
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_designs_begin_with_a_case_that_shows_the_rate(name: str) -> None:
+    device = FakeDevice(name=name)
+    for module in (norms, optimizers):
+        cases = list(module.cases(device))
+        assert cases[0].work.bytes > 8 << 20 and min(case.work.bytes for case in cases) < 128 << 10
+        assert len({case.key for case in cases}) == len(cases)
+    assert next(gemm.cases(device)).work.flops >= LARGE_FLOPS or name == "cuda"
+
+
+def test_collectives_of_one_process_are_told_and_make_no_profile(tmp_path: Path) -> None:
+    result = sim(
+        "calibrate", "--device", "cpu", "--only", "collectives", "--minutes", 0.1, "--out", tmp_path / "x.yaml"
+    )
+    assert result.exit_code == 2
+    assert "Not measured: collectives: need several processes: torchrun" in result.stderr
+    assert result.stderr.endswith("Nothing was measured: no profile is written\n")
+    assert not (tmp_path / "x.yaml").exists()
 
 
 def test_a_kernel_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from calibration.measure import activations, attention, collectives, copies, gemm, norms
 from calibration.measure.points import FigurePoint, Point
-from calibration.own.facts import TITLES, catalogue_name, facts_of
+from calibration.own.facts import DEFAULT_RATES, TITLES, catalogue_name, facts_of
 from calibration.own.profile import fit_points, write_profile
 from sim.cost.attention import AttentionForm
 from sim.cost.collective import CollectiveForm
@@ -213,8 +213,29 @@ def test_a_cpu_has_facts_of_its_own_and_no_launch_queue(tmp_path: Path) -> None:
     assert load_own_profile(tmp_path / "cpu.yaml").gpus == ()
 
 
+def test_small_products_say_nothing_of_a_cpus_peak() -> None:
+    """Starting one may take a time slice: 16 ms for half a million operations are no 30 MFLOP/s."""
+    small = points_of([gemm.case(Gemm(112, 64, 32, "fp32"))], lambda work: 16e6)
+    assert facts_of(CPU.info().as_dict(), small).gpu.peak_flops_per_s("fp32") == DEFAULT_RATES[0]  # type: ignore[arg-type]
+    large = points_of([gemm.case(Gemm(768, 768, 768, "fp32"))], lambda work: work.flops / 5)
+    found = facts_of(CPU.info().as_dict(), [*small, *large])  # type: ignore[list-item]
+    assert found.gpu.peak_flops_per_s("fp32") == pytest.approx(5e9, rel=1e-4)
+
+
+UNTITLED = {"a100-pcie-40gb", "h100-96gb-hbm2e", "mi250x-gcd-64gb"}
+"""Cards of the catalogue whose titles are not known for certain."""
+
+
 def test_titles_of_torch_stand_for_the_catalogues_names() -> None:
-    assert {name for _, name in TITLES} <= set(gpu_names())
+    assert {name for _, name in TITLES} | UNTITLED == set(gpu_names())
+    assert catalogue_name("NVIDIA B300 SXM6 AC") == "b300-sxm-288gb"
+    assert catalogue_name("NVIDIA GB300") == "gb300-288gb"
+    assert catalogue_name("NVIDIA GH200 144G HBM3e") == "gh200-144gb"
+    assert (catalogue_name("NVIDIA H20"), catalogue_name("NVIDIA H200")) == ("h20-sxm-96gb", "h200-sxm-141gb")
+    assert catalogue_name("NVIDIA H20-3e") is None
+    assert catalogue_name("NVIDIA RTX 6000 Ada Generation") is None
+    assert catalogue_name("NVIDIA RTX PRO 6000 Blackwell Workstation Edition") == "rtxpro6000-96gb"
+    assert catalogue_name("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition") is None
     assert catalogue_name("NVIDIA A100-SXM4-80GB") == "a100-sxm-80gb"
     assert catalogue_name("NVIDIA GH200 480GB") == "gh200-96gb"
     assert catalogue_name("NVIDIA GeForce RTX 4090 Laptop GPU") is None

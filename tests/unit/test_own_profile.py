@@ -19,6 +19,7 @@ from sim.report.evidence import evidence
 from sim.report.runner import check_setup
 from sim.scenario import load_scenario
 from sim.scenario.problems import ScenarioError
+from tests.unit.scenarios import sim
 
 H100, A100 = find_gpu("h100"), find_gpu("a100")
 OWN = """\
@@ -101,6 +102,17 @@ def test_a_device_of_no_catalogue_brings_its_own_facts(tmp_path: Path) -> None:
     assert model.kernel_ns(Kernel("aten::mm", Gemm(512, 512, 512))) == 12345
     labels = {figure.label for name, figure in model.profile.figures if name.startswith("collective.")}
     assert labels == {"assumed"}
+
+
+def test_a_processor_is_not_said_to_have_tensor_cores(tmp_path: Path) -> None:
+    (tmp_path / "cpu.yaml").write_text(
+        "device: {name: my CPU, kind: cpu, sms: 2, peaks: {fp32: 1.0e+11}, memory_bandwidth_bytes_per_s: 1.0e+10}\n"
+    )
+    result = sim("cost", "gemm", 4096, 4096, 4096, "--profile", tmp_path / "cpu.yaml")
+    assert result.exit_code == 0, result.stderr
+    told = " ".join(result.stdout.split())
+    assert "bound by arithmetic" in told and "of the fastest product measured" in told
+    assert "tensor cores" not in told and "16-bit peak" not in told
 
 
 def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path) -> None:

@@ -186,6 +186,17 @@ def test_unknown_gpus_presets_and_code_are_told_the_nearest():
     assert changed("torchtitan", "nanogpt") == [(1, "model.implementation", message)]
 
 
+def test_an_implementation_without_what_the_model_needs_is_told_what_that_is():
+    message = "torchtitan: no such code for a window and squared_relu; one of megatron"
+    asked = "preset: llama-tiny, window: 8, activation: squared_relu"
+    assert changed("preset: llama-tiny", asked) == [(1, "model.implementation", message)]
+
+
+def test_numbers_to_choose_from_are_listed_as_names_are():
+    found = changed("full: {checkpoint", "zero: {parallel: {zero: {degree: 1, stage: 0}}}\n  full: {checkpoint")
+    assert [text for _, path, text in found if path.endswith("zero.stage")] == ["0: one of 1, 2, 3"]
+
+
 def test_exactly_one_source_of_a_model():
     message = "exactly one of preset, config and chain is expected, not "
     assert changed("preset: llama-tiny, ", "") == [(1, "model", message + "none")]
