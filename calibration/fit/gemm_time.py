@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from calibration.fit.evidence import Floats
-from sim.cost.gemm import SPLIT_BYTES_PER_OUTPUT, SPLITS, TILES, GemmForm
+from sim.cost.gemm import SPLIT_BYTES_PER_OUTPUT, SPLITS, GemmForm, overhead_share, tiles_of
 from sim.cost.gpu import peak_flops_per_ns
 from sim.program.kernels import ITEM_BYTES
 
@@ -54,11 +54,12 @@ def gemm_ns(form: GemmForm, work: Products) -> Floats:
     rate *= form.accumulate_rate if work.accumulate else 1.0
     bytes_per_ns = form.bandwidth_efficiency * gpu.memory_bandwidth_bytes_per_s / 1e9
     tensor_ns = np.full(len(work.m), np.inf)
-    for a in TILES:
-        for b in TILES:
+    k_overhead = form.k_overhead * overhead_share(gpu, work.dtype)
+    for a in tiles_of(work):
+        for b in tiles_of(work):
             tiles = work.batch * np.ceil(work.m / a) * np.ceil(work.n / b)
             for s in SPLITS:
-                tile_flops = 2 * a * b * (work.k / s + form.k_overhead) * (1 + c * (1 / a + 1 / b))
+                tile_flops = 2 * a * b * (work.k / s + k_overhead) * (1 + c * (1 / a + 1 / b))
                 ns = np.ceil(tiles * s / gpu.sms) * tile_flops / rate
                 if s > 1:
                     ns += SPLIT_BYTES_PER_OUTPUT * s * work.batch * work.m * work.n / bytes_per_ns

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Protocol
 
 from sim.cost.figures import Figures
 from sim.cost.gpu import Gpu, peak_flops_per_ns, tensor_peak_flops_per_ns
@@ -120,7 +121,14 @@ class GemmForm:
         return ns
 
 
-def tiles_of(work: Gemm) -> tuple[int, ...]:
+class HasDtype(Protocol):
+    """One product or a table of them."""
+
+    @property
+    def dtype(self) -> str: ...
+
+
+def tiles_of(work: HasDtype) -> tuple[int, ...]:
     """Sides that a tile can have: tensor cores take no tiles narrower than 64."""
     return NARROW_TILES if work.dtype == "fp32" else TILES
 
