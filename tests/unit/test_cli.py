@@ -55,7 +55,7 @@ WRONG = {
     "an unknown field": (("run", "{chain}", "--set", "model.chane=1"), "did you mean chain"),
     "a set without a value": (("run", "{chain}", "--set", "model"), "--set"),
     "an unknown strategy": (("run", "{chain}", "--only", "by-too"), "did you mean by-two?"),
-    "an unknown cost profile": (("run", "{chain}", "--set", "profile=h100"), "h100: one of 22 names such as h100-"),
+    "an unknown cost profile": (("run", "{chain}", "--set", "profile=h100"), "names such as h100-sxm, h100-nvl"),
     "an unknown framework": (
         ("run", "{tiny}", "--set", "host.framework=lazy"),
         "lazy: one of eager, megatron-deepspeed, none, transformers",
