@@ -13,8 +13,8 @@ from sim.model.encoders import ENCODERS
 MFU_FORMULA = (
     "6 * P + 12 * L * A * D * S FLOPs per token over the dense peak; P: parameters without the token embedding table "
     "(with it where the head is tied to it) and without experts that a token does not pass, 4 * P for frozen ones; "
-    "attention not halved for causality nor cut to a window; D with latent attention: the mean of a key's and a value's width; with two "
-    "stacks or a classifier: every weight for the tokens that it works on, 12 * A * D for every pair of tokens"
+    "attention not halved for causality nor cut to a window; D with latent attention: the mean of a key's and a value's "
+    "width; with two stacks or a classifier: every weight for the tokens that it works on, 12 * A * D for every pair of tokens"
 )
 
 
