@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from calibration.check.bench import BENCHES
 from calibration.check.step import TrainingStep
+from calibration.measure.ranks import end
 from sim.api import load
 
 WARM_UP_STEPS, STEPS = 3, 10
@@ -42,8 +43,7 @@ def main() -> None:
     elif ranks > 1:
         step()  # the first rank's traced step meets it
     (given.folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    if ranks > 1:
-        dist.destroy_process_group()
+    end(0)
 
 
 if __name__ == "__main__":

@@ -115,8 +115,9 @@ def main(family: str, arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     if not ranks.rank():
         print(told(report, points))
-    ranks.leave()
-    sys.exit(130 if report.interrupted else 0)
+    code = 130 if report.interrupted else 0
+    ranks.end(code)
+    sys.exit(code)
 
 
 def _minutes(text: str) -> float:

@@ -35,16 +35,20 @@ def calibrate(
     path = out or default_path(opened.info().title, device)
     points = points_path(path)
     report = measure_families(opened, families or FAMILIES, points, minutes, scenario)
-    try:
-        if ranks.rank() or report.interrupted:
-            return ("" if ranks.rank() else told(report, points)), report.interrupted
-        info, found = read_points(points)
-        if not found:
-            raise CalibrationError(f"{told(report, points)}\nNothing was measured: no profile is written")
-        result = write_profile(path, info, found)
-        return f"{told(report, points)}\n{summary(path, result)}", False
-    finally:
-        ranks.leave()
+    if ranks.rank() or report.interrupted:
+        return ("" if ranks.rank() else told(report, points)), report.interrupted
+    info, found = read_points(points)
+    if not found:
+        raise CalibrationError(f"{told(report, points)}\nNothing was measured: no profile is written")
+    result = write_profile(path, info, found)
+    return f"{told(report, points)}\n{summary(path, result)}", False
+
+
+def end(code: int) -> None:
+    """End the processes of several ranks together; returns where there is one alone."""
+    from calibration.measure import ranks
+
+    ranks.end(code)
 
 
 def calibrate_from_trace(trace: Path, out: Path | None = None) -> str:

@@ -68,8 +68,9 @@ def calibrate(
             stop(str(error))
         if text:  # of several ranks the first one tells
             print(text)
-        if interrupted:
-            raise typer.Exit(INTERRUPTED)
+        code = INTERRUPTED if interrupted else 0
+        verb.end(code)
+        raise typer.Exit(code)
 
 
 def _problems(

@@ -149,7 +149,8 @@ def workers_of(count: int) -> Iterator[ProcessPoolExecutor]:
             process.terminate()
         for process in workers:
             process.join(PATIENCE_S)
-        pool.shutdown(wait=False, cancel_futures=True)
+            process.kill()  # where terminating was not enough
+        pool.shutdown(cancel_futures=True)  # waits for its thread, whose end the interpreter's would meet halfway
         raise
     pool.shutdown()
 
