@@ -110,8 +110,9 @@ class Outcome:
     copies: Copies | None
     """Copies between GPU and host; None without any, and where there are no times."""
     host_peak_bytes: int
-    nvme_bytes: int
     """Host memory of one rank at its peak, for what its GPU does not hold."""
+    nvme_bytes: int
+    """What one rank holds on its node's drives."""
     step_sigma: float | None
     """Relative sigma of the step time, from the spread of the sources behind the cost profile."""
     ranks: tuple[RankOutcome, ...]
@@ -233,9 +234,7 @@ def _simulated(setup: Setup) -> Outcome:
         copies=copies_of(worst.lanes) if worst.lanes is not None and time is not None else None,
         host_peak_bytes=max(host_peak_bytes(program) for program in programs),
         nvme_bytes=max(program.nvme_bytes for program in programs),
-        step_sigma=step_sigma(worst.lanes, cost_model(setup), time.step_ns)
-        if worst.lanes is not None and time is not None
-        else None,
+        step_sigma=step_sigma(worst.lanes, cost_model(setup), time.step_ns) if worst.lanes and time else None,
         ranks=ranks,
         worst=worst,
         bubble_fraction=bubble_fraction(played) if setup.pipeline is not None and played else None,

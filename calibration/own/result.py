@@ -15,8 +15,6 @@ from sim.cost.figures import Figure, Figures
 
 LEAST_SIGMA = 0.02
 TOLERANCE = 1e-13
-PROFILE = "own"
-"""Under which name the figures of a `FamilyFit` stand here."""
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"mi300x", "mi300x-192gb", None),
     (r"mi250x", "mi250x-gcd-64gb", None),
 )
-"""Words of a GPU's label, the catalogue's name ("": not in the catalogue), and usable memory where it is another size.
+"""Words of a GPU's label, the catalogue's name, and usable memory where it is another size.
 The first that matches counts; A100 alone is the SXM card of 80 GB."""
 
 

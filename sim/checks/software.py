@@ -81,19 +81,33 @@ class Software:
     """Work of its steps that is not simulated; said with every row."""
 
 
-NEMO = Software(
-    name="NeMo",
-    pattern="nemo|dgxc",
+MEGATRON = Software(
+    name="Megatron",
+    pattern="megatron|zero.bubble|simumax|libai",
     gpt="megatron",
     llama="megatron",
     reentrant=True,
-    flash="cudnn",  # Transformer Engine
+    flash="cudnn",  # what Transformer Engine takes from Hopper on; profiles of older cards have none: flash2
+    sharding="none",
+    since_start=True,
+)
+NEMO = replace(
+    MEGATRON,
+    name="NeMo",
+    pattern="nemo|dgxc",
     reduce="bf16",  # grad_reduce_in_fp32 is off in its bf16 recipes: 2 + 2 + 12/d bytes per parameter in row 33
     sharding="distributed optimizer",  # on by default in its recipes
     sequence_parallel=True,  # bool(tp > 1) in its performance recipes
-    since_start=True,
     often_8_bit=True,
     stores_fp8=True,  # fp8_params in bf16_with_fp8_mixed; fp8_param_gather in Megatron-Bridge's, but for mxfp8
+)
+MEGATRON_2022 = replace(MEGATRON, name="Megatron of 2022", pattern="korthikanti", megatron="2022", flash=None)
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON_2022,
+    name="Megatron-DeepSpeed",
+    pattern="megatron-deepspeed|vtrain",
+    framework="megatron-deepspeed",
+    memory="device",
 )
 
 KNOWN = (
@@ -170,30 +184,8 @@ KNOWN = (
         reduce="bf16",
         sharding="fsdp2",
     ),
-    Software(
-        name="BigScience's Megatron-DeepSpeed",
-        pattern="bigscience",
-        gpt="megatron",
-        llama="megatron",
-        reentrant=True,
-        framework="megatron-deepspeed",
-        megatron="2021",
-        sharding="none",
-        memory="device",
-        since_start=True,
-    ),
-    Software(
-        name="Megatron-DeepSpeed",
-        pattern="megatron-deepspeed|vtrain",
-        gpt="megatron",
-        llama="megatron",
-        reentrant=True,
-        framework="megatron-deepspeed",
-        megatron="2022",
-        sharding="none",
-        memory="device",
-        since_start=True,
-    ),
+    replace(MEGATRON_DEEPSPEED, name="BigScience's Megatron-DeepSpeed", pattern="bigscience", megatron="2021"),
+    MEGATRON_DEEPSPEED,
     replace(
         NEMO,
         name="Megatron-Bridge",
@@ -201,48 +193,21 @@ KNOWN = (
         fp8="tensorwise",  # "FP8" of its performance summary is per-tensor current scaling
     ),
     NEMO,
-    Software(
+    replace(
+        MEGATRON,
         name="Megatron-Kwai",
         pattern="kwai",  # of Megatron's models before core; its scripts ask for no fusions
-        gpt="megatron",
-        llama="megatron",
-        reentrant=True,
-        flash="cudnn",
-        sharding="none",
-        since_start=True,
         swiglu_fusion=False,
     ),
-    Software(
+    replace(
+        MEGATRON_2022,
         name="Megatron of 2021",
         pattern="narayanan|ptd-p|dlperf",
-        gpt="megatron",
-        llama="megatron",
-        reentrant=True,
         megatron="2021",
         reduce="fp16",  # accumulate-allreduce-grads-in-fp32 is off by default
-        sharding="none",
-        since_start=True,
     ),
-    Software(
-        name="Megatron of 2022",
-        pattern="korthikanti",
-        gpt="megatron",
-        llama="megatron",
-        reentrant=True,
-        megatron="2022",
-        sharding="none",
-        since_start=True,
-    ),
-    Software(
-        name="Megatron",
-        pattern="megatron|zero.bubble|simumax|libai",
-        gpt="megatron",
-        llama="megatron",
-        reentrant=True,
-        flash="cudnn",  # what Transformer Engine takes from Hopper on; profiles of older cards have none: flash2
-        sharding="none",
-        since_start=True,
-    ),
+    MEGATRON_2022,
+    MEGATRON,
     Software(
         name="LLMQ",
         pattern="llmq",

@@ -3,7 +3,7 @@
     model = CostModel.for_gpu(find_gpu("h100"))
     model.kernel_ns(Kernel("aten::mm", Gemm(m=8192, n=4096, k=4096)))
 
-Durations are integer nanoseconds. Each distinct piece of work is priced once.
+Durations are integer nanoseconds. Each distinct kernel is priced once.
 """
 
 from __future__ import annotations

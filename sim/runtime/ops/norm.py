@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.runtime import scratch
 from sim.runtime.autograd import Gradients, Node
@@ -37,14 +37,16 @@ def _forward(tape: Tape, kernel: str, family: str, x: Tensor, dtype: str, statis
     return outputs
 
 
-def _backward(tape: Tape, kernel: str, family: str, node: Node, gradients: Gradients) -> Gradients:
-    """dx, dweight (and dbias), each if it is needed: x and the gradient are read, dx is written. A persistent kernel sums
-    for the weight on the way; its partial sums (a few rows of fp32) are left out."""
+def _backward(
+    tape: Tape, kernel: str, family: str, node: Node, gradients: Gradients, in_parts: bool = True
+) -> Gradients:
+    """dx, dweight (and dbias), each if it is needed: x and the gradient are read, dx is written. `in_parts`: very many
+    rows are summed for the weight in parts."""
     (shape, dtype), (_, weight_dtype), *_ = node.metas
     dx = tape.empty(shape, dtype) if node.needs(0) else None
     tape.recorder.memory_bound(kernel, family, 3 * first(gradients).bytes)
     wanted = [node.needs(number) for number in range(1, len(node.metas))]
-    rows = 0 if family.startswith("persistent") else prod(shape[:-1])
+    rows = prod(shape[:-1]) if in_parts else 0
     made = iter(norm_weight_gradients(tape, rows, shape[-1], weight_dtype, sum(wanted)) if any(wanted) else ())
     return [dx, *(next(made) if needed else None for needed in wanted)]
 
@@ -91,46 +93,43 @@ class NativeLayerNorm(Op):
         return _backward(tape, "aten::native_layer_norm_backward", "norm_backward", node, gradients)
 
 
-class PersistentRmsNorm(Op):
-    """Transformer Engine's RMSNorm: y, rstd. Saves x, weight, rstd. A row stays in registers: it is read once."""
+class PersistentNorm(Op):
+    """A row stays in registers: it is read once. Saves x, weight and the statistics; backward sums for the weight on the
+    way, and its partial sums (a few rows of fp32) are left out."""
+
+    saves_late = True
+    kernels: ClassVar[tuple[str, str]]
+    """Forward, backward."""
+
+    @staticmethod
+    def saved_inputs(node: Node, x: Tensor, weight: Tensor, *bias: Tensor) -> Iterable[Tensor | None]:
+        return (x, weight)
+
+    @classmethod
+    def forward(cls, tape: Tape, x: Tensor, weight: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
+        return _forward(tape, cls.kernels[0], "persistent_norm_forward", x, x.dtype, len(cls.saved_outputs))
+
+    @classmethod
+    def backward(cls, tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        return _backward(tape, cls.kernels[1], "persistent_norm_backward", node, gradients, in_parts=False)
+
+
+class PersistentRmsNorm(PersistentNorm):
+    """Transformer Engine's RMSNorm: y, rstd."""
 
     node = "_RMSNormBackward"
-    saves_late = True
     saved_outputs = (1,)
     not_differentiable = (1,)
-
-    @staticmethod
-    def saved_inputs(node: Node, x: Tensor, weight: Tensor) -> Iterable[Tensor | None]:
-        return (x, weight)
-
-    @staticmethod
-    def forward(tape: Tape, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        return _forward(tape, "rmsnorm_fwd", "persistent_norm_forward", x, x.dtype, 1)
-
-    @staticmethod
-    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        return _backward(tape, "rmsnorm_bwd", "persistent_norm_backward", node, gradients)
+    kernels = "rmsnorm_fwd", "rmsnorm_bwd"
 
 
-class PersistentLayerNorm(Op):
-    """FastLayerNormFN of apex: y, mean, rstd. Saves x, weight, mean, rstd. As PersistentRmsNorm."""
+class PersistentLayerNorm(PersistentNorm):
+    """FastLayerNormFN of apex: y, mean, rstd."""
 
     node = "FastLayerNormFNBackward"
-    saves_late = True
     saved_outputs = (1, 2)
     not_differentiable = (1, 2)
-
-    @staticmethod
-    def saved_inputs(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Iterable[Tensor | None]:
-        return (x, weight)
-
-    @staticmethod
-    def forward(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return _forward(tape, "ln_fwd", "persistent_norm_forward", x, x.dtype, 2)
-
-    @staticmethod
-    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        return _backward(tape, "ln_bwd", "persistent_norm_backward", node, gradients)
+    kernels = "ln_fwd", "ln_bwd"
 
 
 @rule("rms_norm")
