@@ -32,7 +32,8 @@ def active_parameter_count(config: ModelConfig) -> int:
     experts, count = config.experts, parameter_count(config)
     if experts is None:
         return count
-    expert = 3 * config.hidden * experts.ffn_hidden
+    matrices = 3 if config.activation == "silu" else 2
+    expert = matrices * config.hidden * experts.ffn_hidden
     return count - (config.layers - experts.dense_layers) * (experts.count - experts.top_k) * expert
 
 

@@ -14,6 +14,7 @@ from sim.hardware import Span
 from sim.model.catalogue import build_model as config_of
 from sim.model.catalogue import preset_shapes
 from sim.model.experts import Experts, rows_of
+from sim.model.faults import ModelError
 from sim.model.flops import active_parameter_count, model_flops_per_token, parameter_count
 from sim.program.kernels import Attention, Collective, Gemm
 from sim.program.program import Owner, Program, Row
@@ -261,6 +262,22 @@ def test_experts_need_their_numbers_and_code_that_has_them() -> None:
     assert sorted(path for _, path, _ in found) == ["model.experts.ffn_hidden", "model.experts.top_k"]
     found = problems(text_of("{data: {degree: 16}}").replace("megatron", "torchtitan"))
     assert found[0][1] == "model.implementation"
+
+
+def test_a_gpt_has_experts_in_megatrons_code_without_biases() -> None:
+    experts = {"count": 8, "top_k": 2, "ffn_hidden": 64}
+    config = config_of("gpt-tiny", {**preset_shapes("gpt-tiny"), "bias": False}, None, {"experts": experts})
+    assert config.implementation == "megatron" and config.activation == "gelu"
+    with pytest.raises(ModelError, match=r"experts have no biases here"):
+        config_of("gpt-tiny", preset_shapes("gpt-tiny"), None, {"experts": experts})
+    with pytest.raises(ModelError, match=r"nanogpt"):
+        config_of("gpt-tiny", {**preset_shapes("gpt-tiny"), "bias": False}, "nanogpt", {"experts": experts})
+
+
+def test_sinkhorn_goes_without_other_balancing() -> None:
+    experts = {"sinkhorn": True, "auxiliary_loss": True}
+    with pytest.raises(ModelError, match=r"goes without auxiliary_loss"):
+        config_of("mixtral-tiny", preset_shapes("mixtral-tiny"), "megatron", {"experts": experts})
 
 
 def test_any_llama_can_be_given_experts() -> None:
