@@ -144,4 +144,4 @@ def test_what_is_not_modelled_is_refused(overrides: list[str], text: str) -> Non
 @pytest.mark.parametrize("stage", ["true", "0", "4", '"2"', "1.5"])
 def test_a_stage_is_a_number_from_1_to_3(stage: str) -> None:
     found = problems(SCENARIO.replace("stage: 2", f"stage: {stage}"))
-    assert [(path, "a stage (1, 2 or 3)" in text) for _, path, text in found] == [("parallel.zero.stage", True)]
+    assert [(path, "one of 1, 2, 3" in text) for _, path, text in found] == [("parallel.zero.stage", True)]
