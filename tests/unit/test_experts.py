@@ -85,6 +85,13 @@ def test_every_second_layer_of_gpt_oss_sees_its_window_alone() -> None:
     assert Counter((w.window, w.backward) for w in work) == {(n, b): 1 for n in (0, 128) for b in (False, True)}
 
 
+def test_mfu_counts_no_more_keys_than_the_window_has() -> None:
+    config = config_of("gpt-oss-20b", preset_shapes("gpt-oss-20b"))
+    pair = 12 * config.heads * config.head_dim
+    short, long = (model_flops_per_token(config, length) for length in (128, 8192))
+    assert long - short == pair * config.layers // 2 * (8192 - 128)
+
+
 def test_parameters_of_mixtral_and_deepseek_by_hand() -> None:
     h, layers, vocab = 4096, 32, 32000
     mixtral = 2 * vocab * h + h + layers * (2 * h + 2 * h * h + 2 * h * 1024 + 8 * h + 8 * 3 * h * 14336)
