@@ -24,6 +24,8 @@ GEMM = {
 ACCUMULATE_RATE, EAGER_SLOWDOWN = 0.95, 1.2
 ATTENTION = {"efficiency": 0.55, "fixed_us": 8.0, "bandwidth_efficiency": 0.5, "tail_share": 0.4}
 CHART = {"efficiency": 0.6, "bandwidth_efficiency": 0.8}
+WIDE_SHARE = 0.8
+"""Rate of heads of 192 and 128 entries over that of 128."""
 MATH = {"efficiency": 0.15, "bandwidth_efficiency": 0.3, "masked_share": 1.5, "backward_rate_ratio": 1.6}
 ETA, FIXED_US = 0.7, 4.0
 PICOSECONDS_PER_PARAMETER = 20.0
@@ -131,15 +133,18 @@ def _charts() -> pd.DataFrame:
 
 
 def _attention_simumax() -> pd.DataFrame:
+    """Heads of 128 entries, and of 192 in queries and keys, 128 in values, at `WIDE_SHARE` of their rate."""
     parts = []
-    for name, gpu in (("a100_pcie", "a100-sxm-80gb"), ("b200_sxm", "b200-sxm-180gb")):
-        for direction, h in product(("fwd", "bwd"), (32, 64)):
-            row = {"b": 1, "s": 4096, "h": h, "hkv": h, "d": 128, "causal": True}
+    for name, gpu in (("a100_pcie", "a100-pcie-80gb"), ("b200_sxm", "b200-sxm-180gb")):
+        for direction, h, dqk in product(("fwd", "bwd"), (32, 64), (128, 192)):
+            row = {"b": 1, "s": 4096, "h": h, "hkv": h, "d": (dqk + 128) / 2, "causal": True}
             work = Heads.of(pd.DataFrame([row]))
             backward = direction == "bwd"
-            ns = float(attention_ns(attention.form_of(gpu, {**ATTENTION, **CHART}), work, backward)[0])
+            rate = CHART["efficiency"] * (1 if dqk == 128 else WIDE_SHARE)
+            form = attention.form_of(gpu, {**ATTENTION, "efficiency": rate, "bandwidth_efficiency": 1.0})
+            ns = float(attention_ns(form, work, backward)[0])
             eff = 2 * float(work.flops[0]) * (2.5 if backward else 1.0) / ns / 1e3 / 312.0
-            wide = {"gpu": name, "dir": direction, "dqk": 128, "dv": 128, "contiguous": True, "eff_full": eff}
+            wide = {"gpu": name, "dir": direction, "dqk": dqk, "dv": 128, "contiguous": True, "eff_full": eff}
             parts.append({**{k: v for k, v in row.items() if k not in ("d", "causal")}, **wide, "peak_tflops": 312.0})
     return pd.DataFrame(parts)
 

@@ -73,6 +73,21 @@ def test_the_attention_script_recovers_its_parameters(folder: Path) -> None:
         assert math[f"attention.math.d64.{name}"] == pytest.approx(made.MATH[name], rel=0.1)
 
 
+def test_training_kernels_give_rates_of_both_kinds_of_heads_and_their_ratio_goes_to_other_cards(folder: Path) -> None:
+    result = fit_attention(folder)
+    b200, h100 = values(result, "b200-sxm"), values(result, "h100-sxm")
+    assert b200["attention.cudnn.d128.efficiency"] == pytest.approx(made.CHART["efficiency"], rel=0.03)
+    assert b200["attention.cudnn.d192.efficiency"] == pytest.approx(
+        made.WIDE_SHARE * made.CHART["efficiency"], rel=0.03
+    )
+    assert b200["single_source.attention.cudnn.d128.efficiency"] == pytest.approx(
+        made.ATTENTION["efficiency"], rel=0.03
+    )
+    carried = h100["attention.flash3.d192.efficiency"] / h100["attention.flash3.d128.efficiency"]
+    assert carried == pytest.approx(made.WIDE_SHARE, rel=0.02)
+    assert result.figures["h100-sxm"]["attention.flash3.d192.efficiency"].label == "scaled"
+
+
 def test_the_backward_ratio_comes_from_charts_of_forward_and_of_both(folder: Path) -> None:
     # The fixed time and the bytes, which a rate hides, move it a little.
     assert chart_ratio(folder, "fa2") == pytest.approx(0.83, rel=0.08)
