@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from sim.checks.data_parallel import has_families, states_on_host
 from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
+    arguments,
     expert_parallel,
     expert_ranks,
     experts_of,
@@ -27,7 +28,7 @@ from sim.checks.experts import (
 )
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
-from sim.checks.stages import chunks, placement, schedule
+from sim.checks.stages import pipeline_of
 from sim.checks.training import (
     IN_BACKWARD,
     OTHER,
@@ -115,6 +116,12 @@ FEATURES = (
         needed=lambda f: f.says("mlp_type", "squared"),
         value=lambda f: "layer_norm",
     ),
+    Feature(
+        name="linear layers without biases",
+        path="model.bias",
+        needed=lambda f: bool(arguments(f).get("disable-bias-linear")) and f.says("mlp_type", "^gelu"),
+        value=lambda f: False,
+    ),
     Feature(name="adapters (LoRA)", path="model.lora", needed=has_lora, value=lora),
     Feature(
         name="four-bit weights are bitsandbytes'",
@@ -194,9 +201,7 @@ FEATURES = (
         name="pipeline parallelism",
         path="parallel.pipeline",
         needed=lambda f: f.pp > 1,
-        value=lambda f: (
-            {"degree": f.pp, "schedule": schedule(f)} | ({"virtual": chunks(f)} if chunks(f) > 1 else {}) | placement(f)
-        ),
+        value=lambda f: pipeline_of(f),
     ),
     Feature(
         name="context parallelism",

@@ -75,9 +75,7 @@ class PipelineTraining(TrainingRun):
             self.context.leave(self)
         if self.holds_last and "loss" in setup.host.sync:
             self.recorder.sync(self.recorder.record(COMPUTE))
-        with self.tape.phase(Phase.BACKWARD, Owner.GRADIENT):
-            if self.main_gradients is not None:
-                self.main_gradients.finish()
+        self._finish_gradients()
         with self.tape.phase(Phase.BACKWARD, Owner.OTHER):
             self._reduce_tied_gradient()
         self._optimize(number)

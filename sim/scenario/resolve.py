@@ -19,12 +19,10 @@ from sim.scenario.consistency import (
     check_grad_scaler,
     check_megatron_parallel,
     check_mode,
-    check_names,
     check_optimizer,
     check_precision,
     check_under_pipeline,
     check_version,
-    resolve_profile,
 )
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import Document
@@ -39,6 +37,7 @@ from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.problems import Problem, ScenarioError
+from sim.scenario.profiles import check_names, resolve_profile
 from sim.scenario.resolve_model import resolve_model
 from sim.scenario.schema import (
     BatchSection,
