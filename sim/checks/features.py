@@ -209,7 +209,12 @@ FEATURES = (
         needed=lambda f: f.cp > 1,
         value=lambda f: {"degree": f.cp},
     ),
-    Feature(name="Ulysses' all-to-all", path="parallel.context.all_to_all", needed=lambda f: f.says("cp", "ulysses")),
+    Feature(
+        name="Ulysses' all-to-all",
+        path="parallel.context.kind",
+        needed=lambda f: f.cp > 1 and f.says("cp", "ulysses"),
+        value=lambda f: "ulysses",
+    ),
     Feature(
         name="replicated data parallelism",
         path="parallel.data",

@@ -68,7 +68,11 @@ class PipelineTraining(TrainingRun):
         mark(f"s{number}.data")
         if self._zeroes_at("start"):
             self._zero_grad()
+        if self.context is not None:
+            self.context.enter(self)
         self.pipeline.run(lambda part: mark(f"s{number}.{part}"))
+        if self.context is not None:
+            self.context.leave(self)
         if self.holds_last and "loss" in setup.host.sync:
             self.recorder.sync(self.recorder.record(COMPUTE))
         self._finish_gradients()

@@ -189,7 +189,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
-        zero=None if parallel.zero is None else resolve_zero(parallel.zero),
+        zero=None if parallel.zero is None else resolve_zero(parallel.zero, parallel.context),
         fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
         compile=resolve_compile(compiled),
@@ -238,7 +238,7 @@ def _data(parallel: ParallelSection) -> DataParallel | None:
     if parallel.data is not None:
         fields = parallel.data.model_dump()
         return DataParallel(**{**fields, "degree": parallel.data.degree * context})
-    loop = (parallel.tensor is not None or parallel.context is not None) and parallel.fsdp is None
+    loop = (parallel.tensor or parallel.context) and not (parallel.fsdp or parallel.zero)
     return DataParallel(degree=context) if loop else None
 
 
