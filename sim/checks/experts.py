@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from sim.checks.facts import Facts, whole
+from sim.checks.facts import Facts, arguments, whole
 from sim.model.catalogue import preset_names, preset_shapes
 
 NAMES = (
@@ -61,15 +60,6 @@ def unprinted_experts(facts: Facts) -> list[str]:
     preset = preset_of(facts)
     known = preset is not None and "experts" in preset_shapes(preset)
     return [] if known else ["the experts' number and shape are not printed"]
-
-
-def arguments(facts: Facts) -> dict[str, Any]:
-    """Megatron's argument list, where a table has one."""
-    try:
-        given = json.loads(facts.text.get("args_json", "") or "{}")
-    except ValueError:
-        return {}
-    return given if isinstance(given, dict) else {}
 
 
 def _of_arguments(facts: Facts) -> dict[str, Any]:

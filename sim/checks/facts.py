@@ -5,9 +5,11 @@ Nothing is guessed here: a blank or a text where a number should be stays None, 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 COLUMNS = (
     "source", "source_url", "source_locator", "model_name", "layers", "hidden", "ffn_hidden", "heads", "kv_heads",
@@ -117,6 +119,15 @@ def _two(text: str, pattern: str) -> tuple[int | None, int | None]:
     """A plain count, or the two that a pattern finds."""
     match = re.fullmatch(pattern, text.strip())
     return (int(match[1]), int(match[2])) if match else (whole(text), None)
+
+
+def arguments(facts: Facts) -> dict[str, Any]:
+    """Megatron's argument list, where a table has one."""
+    try:
+        given = json.loads(facts.text.get("args_json", "") or "{}")
+    except ValueError:
+        return {}
+    return given if isinstance(given, dict) else {}
 
 
 SHAPES = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
