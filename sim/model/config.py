@@ -99,6 +99,8 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
+    liger: tuple[str, ...] = ()
+    """Kernels of Liger in the place of transformers' own: rope, rms_norm, swiglu, fused_linear_cross_entropy."""
     head: Literal["language_model", "classification", "pretraining"] = "language_model"
     """What comes out: scores over the vocabulary for every token, over `classes` for every sequence, or the first with
     those of the order of two sentences (Megatron's BERT)."""

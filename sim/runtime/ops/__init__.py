@@ -17,6 +17,7 @@ from sim.runtime.ops import (
     experts,
     fused_attention,
     grouped,
+    liger,
     loss,
     matmul,
     megatron,
