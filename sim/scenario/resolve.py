@@ -215,7 +215,7 @@ def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precisio
     if autocast is None:
         alone = parallel.fsdp is None and parallel.fsdp1 is None and parallel.zero is None
         autocast = alone and section.compute != section.parameters
-    return Precision(**{**section.model_dump(exclude={"fp8", "fp8_edge_layers"}), "autocast": autocast})
+    return Precision(**{**section.model_dump(exclude={"fp8", "fp4", "fp8_edge_layers"}), "autocast": autocast})
 
 
 def _optimizer(section: OptimizerSection | None) -> Optimizer | None:
