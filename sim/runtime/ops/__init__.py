@@ -45,6 +45,7 @@ __all__ = [
     "experts",
     "fused_attention",
     "grouped",
+    "liger",
     "loss",
     "matmul",
     "megatron",

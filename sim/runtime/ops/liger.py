@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.program.kernels import Gemm
 from sim.program.program import COMPUTE
@@ -41,8 +41,8 @@ class LigerFusedLinearCrossEntropy(Op):
 
     node = "LigerFusedLinearCrossEntropyFunctionBackward"
     saves_late = True
-    saved_outputs = (1, 2)
-    not_differentiable = (1, 2)
+    saved_outputs: ClassVar[tuple[int, ...]] = (1, 2)
+    not_differentiable: ClassVar[tuple[int, ...]] = (1, 2)
 
     @classmethod
     def forward(cls, tape: Tape, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
