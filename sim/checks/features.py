@@ -117,6 +117,12 @@ FEATURES = (
         value=lambda f: "layer_norm",
     ),
     Feature(
+        name="a head that is the embedding's matrix, or not",
+        path="model.tied_embeddings",
+        needed=lambda f: bool(arguments(f)) and not f.says("model_name", r"\b(bert|t5)\b"),
+        value=lambda f: not arguments(f).get("untie-embeddings-and-output-weights"),
+    ),
+    Feature(
         name="losses in fused kernels",
         path="model.loss_fusion",
         needed=lambda f: loss_fusion(f) != "none",
@@ -160,8 +166,14 @@ FEATURES = (
     Feature(
         name="8-bit products by Transformer Engine",
         path="precision.fp8",
-        needed=lambda f: fp8_recipe(f) is not None,
+        needed=lambda f: fp8_recipe(f) not in (None, "nvfp4"),
         value=lambda f: fp8_recipe(f),
+    ),
+    Feature(
+        name="4-bit products by Transformer Engine",
+        path="precision.fp4",
+        needed=lambda f: fp8_recipe(f) == "nvfp4",
+        value=lambda f: "nvfp4",
     ),
     Feature(
         name="weights gathered in 8 bit",

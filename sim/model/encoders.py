@@ -85,6 +85,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "loss_fusion": ("none",),
     "logits": ("keep_dtype",),
     "loss_chunks": (1,),
+    "liger": ((),),
 }
 _LAYER_NORM: dict[str, tuple[Any, ...]] = {
     "norm": ("layer_norm",),
