@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from calibration.fit.attention_time import Heads, attention_ns
+from calibration.fit.attention_training import fit_training
 from calibration.fit.command import main
 from calibration.fit.evidence import Cloud, Errors, FamilyFit, Floats, Row, held_out, read, significant, spread
 from calibration.fit.solve import fit
@@ -56,12 +57,12 @@ class Source:
     generation: str
     head_dims: tuple[int, ...]
     costs: dict[int, str]
-    single: bool = False
-    """Kept beside the figures that ship, which come from the charts."""
+    single: tuple[int, ...] = ()
+    """Head dims kept beside the figures that ship, which come from charts or training kernels."""
 
 
 SOURCES = (
-    Source("a100-sxm-80", "a100_sxm", "a100-sxm-80gb", "flash2", (128,), {128: "4.3/17.0, all 8.4/32.4"}, single=True),
+    Source("a100-sxm-80", "a100_sxm", "a100-sxm-80gb", "flash2", (128,), {128: "4.3/17.0, all 8.4/32.4"}, (128,)),
     Source(
         "h100-sxm",
         "h100_sxm",
@@ -69,7 +70,7 @@ SOURCES = (
         "flash3",
         (64, 128, 192, 256),
         {64: "5.7/25.5, all 7.3/29", 128: "6.1/20.5, all 7.1/24"},
-        single=True,
+        (64, 128, 192, 256),
     ),
     Source(
         "h200-sxm",
@@ -78,7 +79,7 @@ SOURCES = (
         "flash3",
         (64, 128, 192, 256),
         {64: "6.3/23.7, all 8.2/33", 128: "5.9/17.6, all 7.1/23"},
-        single=True,
+        (64, 128, 192, 256),
     ),
     Source(
         "b200-sxm",
@@ -87,6 +88,7 @@ SOURCES = (
         "cudnn",
         (64, 128, 256),
         {64: "9.6/26.0, all 12.3/34", 128: "9.1/23.0, all 10.8/28"},
+        (128,),
     ),
     Source(
         "gb200",
@@ -171,6 +173,8 @@ def fit_attention(folder: Path) -> FamilyFit:
         for head_dim in chart.costs:
             _fit_chart(folder, result, chart, head_dim, prefill)
     _score_simumax(folder, result, prefill)
+    hidden = prefill["a100-sxm-80", 128]
+    fit_training(folder, result, BACKWARD_RATE_RATIO, hidden["fixed_us"], hidden["tail_share"])
     _backward_ratio(folder, result)
     return result
 
@@ -202,7 +206,7 @@ def _fit_prefill(folder: Path, source: Source, head_dim: int, result: FamilyFit)
         result.clouds.append(Cloud(title, work.flops[shown], us[shown], predicted[shown], "FLOPs"))
     whole = fit(partial(predict_us, source.gpu, work), us, BOUNDS, weights)
     origin = f"aiconfigurator {rows.src.iloc[0].replace('-', ' ')}, {kernel}, causal prefill"
-    prefix = (SINGLE_SOURCE if source.single else "") + f"attention.{source.generation}.d{head_dim}"
+    prefix = (SINGLE_SOURCE if head_dim in source.single else "") + f"attention.{source.generation}.d{head_dim}"
     result.ship(source.profile, {
         f"{prefix}.{name}": Figure(significant(value), "published", origin, f"{errors} held out, s >= 1024", 0.12)
         for name, value in whole.items()

@@ -10,9 +10,10 @@ from sim.checks.training import has_lora
 
 def has_families(facts: Facts) -> bool:
     """Can its data parallelism be a family of `parallel` that stands alone? Megatron has its own; adapters and compiled
-    blocks are played with FSDP2 only."""
-    other = has_lora(facts) or compiled(facts)
-    return software_of(facts).gpt != "megatron" and facts.tp * facts.pp * facts.cp == 1 and not other
+    blocks are played with FSDP2 only; of ranks that share sequences DeepSpeed's Ulysses with ZeRO."""
+    other = has_lora(facts) or compiled(facts) or facts.tp * facts.pp > 1
+    alone = facts.cp == 1 or (facts.says("cp", "ulysses") and software_of(facts).llama == "transformers")
+    return software_of(facts).gpt != "megatron" and alone and not other
 
 
 def states_on_host(facts: Facts) -> dict[str, str | bool] | None:

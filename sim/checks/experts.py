@@ -81,6 +81,9 @@ def _of_arguments(facts: Facts) -> dict[str, Any]:
         "scores_first": bool(given.get("moe-router-pre-softmax")),
         "selection_bias": bool(given.get("moe-router-enable-expert-bias")),
         "permute_fusion": bool(given.get("moe-permute-fusion")),
+        "dispatcher": "allgather" if given.get("moe-token-dispatcher-type", "allgather") == "allgather" else "alltoall",
+        "grouped": bool(given.get("moe-grouped-gemm")),
+        "sinkhorn": given.get("moe-router-load-balancing-type") == "sinkhorn",
         "router_dtype": "fp32" if given.get("moe-router-dtype") == "fp32" else "compute",
         "auxiliary_loss": "aux" in str(given.get("moe-router-load-balancing-type", "aux_loss"))
         and float(given.get("moe-aux-loss-coeff", 0) or 0) > 0,

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from sim.checks.data_parallel import has_families, states_on_host
 from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
+    arguments,
     expert_parallel,
     expert_ranks,
     experts_of,
@@ -27,6 +28,7 @@ from sim.checks.experts import (
 )
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
+from sim.checks.stages import pipeline_of
 from sim.checks.training import (
     IN_BACKWARD,
     OTHER,
@@ -114,6 +116,12 @@ FEATURES = (
         needed=lambda f: f.says("mlp_type", "squared"),
         value=lambda f: "layer_norm",
     ),
+    Feature(
+        name="linear layers without biases",
+        path="model.bias",
+        needed=lambda f: bool(arguments(f).get("disable-bias-linear")) and f.says("mlp_type", "^gelu"),
+        value=lambda f: False,
+    ),
     Feature(name="adapters (LoRA)", path="model.lora", needed=has_lora, value=lora),
     Feature(
         name="four-bit weights are bitsandbytes'",
@@ -193,11 +201,7 @@ FEATURES = (
         name="pipeline parallelism",
         path="parallel.pipeline",
         needed=lambda f: f.pp > 1,
-        value=lambda f: (
-            {"degree": f.pp, "schedule": _schedule(f)}
-            | ({"virtual": _chunks(f)} if _chunks(f) > 1 else {})
-            | _placement(f)
-        ),
+        value=lambda f: pipeline_of(f),
     ),
     Feature(
         name="context parallelism",
@@ -205,7 +209,12 @@ FEATURES = (
         needed=lambda f: f.cp > 1,
         value=lambda f: {"degree": f.cp},
     ),
-    Feature(name="Ulysses' all-to-all", path="parallel.context.all_to_all", needed=lambda f: f.says("cp", "ulysses")),
+    Feature(
+        name="Ulysses' all-to-all",
+        path="parallel.context.kind",
+        needed=lambda f: f.cp > 1 and f.says("cp", "ulysses"),
+        value=lambda f: "ulysses",
+    ),
     Feature(
         name="replicated data parallelism",
         path="parallel.data",
@@ -311,40 +320,6 @@ def recomputed(facts: Facts) -> str:
     modules = re.search(r"modules=(?!none)([\w+]+)", facts.text.get("notes", ""))
     named = modules[1].split("+") if modules else []
     return " ".join([facts.text.get("recompute", ""), *(f"module {name}" for name in named)])
-
-
-def _schedule(facts: Facts) -> str:
-    """1F1B unless the notes name another ("schedule=ZB-1p"); interleaved where the row prints chunks."""
-    named = re.search(r"schedule[= ]+([^;,]*)", facts.text.get("notes", ""), re.IGNORECASE)
-    for pattern, name in SCHEDULES:
-        if named and re.search(pattern, named[1], re.IGNORECASE):
-            return name
-    return "interleaved" if _chunks(facts) > 1 else "1f1b"
-
-
-def _placement(facts: Facts) -> dict[str, Any]:
-    """With two stages more than layers, embedding and head have stages of their own."""
-    stages = facts.pp * _chunks(facts)
-    if facts.layers is None or stages != facts.layers + 2 or software_of(facts).gpt != "megatron":
-        return {}
-    return {"placement": [0, *[1] * facts.layers, 0]}
-
-
-SCHEDULES = (
-    ("zb-?v", "zb-v"),
-    ("zb-?(h2|2p)", "zb-h2"),
-    ("zb-?(h1|1p)|zero-?bubble", "zb-h1"),
-    ("gpipe", "gpipe"),
-    ("1f1b-i|interleaved", "interleaved"),
-)
-"""Words of the notes and the schema's names of schedules, in the order in which they are looked for."""
-
-
-def _chunks(facts: Facts) -> int:
-    """Stages per rank: vpp, or one per layer where the row says "max"."""
-    if facts.says("vpp", "^max") and facts.layers is not None:
-        return -(-facts.layers // facts.pp)
-    return facts.vpp
 
 
 def missing(facts: Facts) -> list[str]:

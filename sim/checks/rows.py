@@ -129,6 +129,8 @@ def plan_of(facts: Facts) -> Plan:
     }
     if software.torch:
         document["torch"] = software.torch
+    if gpu.name in software.gemm_efficiency:
+        document["gemm_efficiency"] = software.gemm_efficiency[gpu.name]
     known = profile_for(gpu).figures.under("attention")
     kernel = next((kernel for kernel in attention_kernels(facts, software) if kernel in known), None)
     if kernel is not None:

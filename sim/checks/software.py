@@ -7,7 +7,8 @@ optimizer, its dtypes. An entry states facts about the program; nothing in it is
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sim.checks.facts import Facts
@@ -77,6 +78,8 @@ class Software:
     """Its recipes store weights of 8-bit products in 8 bit."""
     sizes_zero: bool = False
     """Its DeepSpeed configurations leave sizes at "auto": from the hidden size (transformers' documentation)."""
+    gemm_efficiency: Mapping[str, float] = field(default_factory=dict)
+    """By the catalogue's GPU: share of the dense peak that its authors measured of products on the machine of its runs."""
     torch: str = ""
     """PyTorch that is imitated for it; empty: the newest."""
     extra: str = ""
@@ -85,7 +88,7 @@ class Software:
 
 MEGATRON = Software(
     name="Megatron",
-    pattern="megatron|zero.bubble|simumax|libai",
+    pattern="megatron|zero.bubble|libai",
     gpt="megatron",
     llama="megatron",
     reentrant=True,
@@ -217,6 +220,12 @@ KNOWN = (
         reduce="fp16",  # accumulate-allreduce-grads-in-fp32 is off by default
     ),
     MEGATRON_2022,
+    replace(
+        MEGATRON,
+        name="SimuMax's Megatron",
+        pattern="simumax",
+        gemm_efficiency={"b200-sxm-180gb": 0.51},  # its own table of products, in the profile's form
+    ),
     MEGATRON,
     Software(
         name="LLMQ",

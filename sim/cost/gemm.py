@@ -22,12 +22,13 @@ from typing import Protocol
 
 from sim.cost.figures import Figures
 from sim.cost.gpu import Gpu, peak_flops_per_ns, tensor_peak_flops_per_ns
-from sim.program.kernels import ITEM_BYTES, Gemm
+from sim.program.kernels import ITEM_BYTES, Gemm, packed_bytes
 
 TILES = (64, 128, 256)
 NARROW_TILES = (32, *TILES)
 """Of fp32 products, which run on CUDA cores: cuBLAS has kernels such as sgemm_128x32 and sgemm_32x32_sliced1x4."""
 SPLITS = (1, 2, 4, 8, 16)
+NARROW = ("fp8", "fp4")
 SPLIT_BYTES_PER_OUTPUT = 8  # fp32 written by each split and read back by the reduction
 
 
@@ -70,7 +71,7 @@ class GemmForm:
 
     @classmethod
     def of(cls, figures: Figures, gpu: Gpu, dtype: str = "bf16") -> GemmForm:
-        """The form for products of `dtype`: fp8 (in a profile of one's own any) has figures of its own if measured."""
+        """The form for products of `dtype`: fp8 and fp4 (in a profile of one's own any) have figures of their own if known."""
         root = gemm_root(figures, dtype)
         return cls(
             gpu=gpu,
@@ -151,7 +152,7 @@ def gemm_root(figures: Figures, dtype: str) -> str:
 
 def is_misaligned(work: Gemm) -> bool:
     """A 16-bit product with rows that are no multiple of 8 elements (16 bytes). Of a batched one, all sides are rows."""
-    if work.grouped or ITEM_BYTES[work.dtype] != 2:
+    if work.grouped or ITEM_BYTES.get(work.dtype) != 2:
         return False
     other = work.m if work.over_rows else work.k
     return any(side % 8 for side in ((work.n, other) if work.batch == 1 else (work.m, work.n, work.k)))
@@ -163,8 +164,7 @@ def tile_count(work: Gemm, tile_m: int, tile_n: int, split: int) -> int:
 
 
 def gemm_bytes(work: Gemm) -> int:
-    """Bytes read and written: both inputs, the output (16 bit for fp8 inputs), C once more where it accumulates."""
-    item = ITEM_BYTES[work.dtype]
-    out = 2 if work.dtype == "fp8" else item
-    inputs = item * (work.m * work.k + work.k * work.n)
+    """Bytes read and written: both inputs, the output (16 bit for narrower inputs), C once more where it accumulates."""
+    out = 2 if work.dtype in NARROW else ITEM_BYTES[work.dtype]
+    inputs = packed_bytes(work.m * work.k + work.k * work.n, work.dtype)
     return work.batch * (inputs + out * work.m * work.n * (2 if work.accumulate else 1))

@@ -123,7 +123,7 @@ def _parallel(setup: Setup) -> Iterator[str]:
         yield f"--tensor-model-parallel-size {setup.tensor.degree}"
         yield from ["--sequence-parallel"] if setup.tensor.sequence_parallel else []
     if setup.context.degree > 1:
-        kind = {"ring": "p2p", "all-gather": "all_gather"}[setup.context.kind]
+        kind = {"ring": "p2p", "all-gather": "all_gather", "ulysses": "a2a"}[setup.context.kind]
         yield f"--context-parallel-size {setup.context.degree} --cp-comm-type {kind}"
     if setup.expert.degree > 1:
         yield f"--expert-model-parallel-size {setup.expert.degree}"

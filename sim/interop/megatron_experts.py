@@ -28,8 +28,8 @@ def put_experts(draft: Draft, family: Family) -> None:
     if not count:
         draft.use("num-experts", "no experts")
         return
-    if family != "llama":
-        draft.cannot("num-experts", "experts in a GPT")
+    if family == "gpt" and not draft.has("disable-bias-linear"):
+        draft.cannot("num-experts", "experts with biases")
         return
     path = "model.experts."
     draft.put(path + "count", count, "num-experts")
@@ -52,15 +52,16 @@ def put_experts(draft: Draft, family: Family) -> None:
     balancing = draft.get("moe-router-load-balancing-type")
     kinds = [balancing] if isinstance(balancing, str) else list(balancing or ())
     if "sinkhorn" in kinds:
-        draft.cannot("moe-router-load-balancing-type", "balancing by Sinkhorn's iteration")
+        draft.put(path + "sinkhorn", True, "moe-router-load-balancing-type")
     loss = any("aux_loss" in kind for kind in kinds)
     draft.put(path + "auxiliary_loss", loss, "moe-router-load-balancing-type")
-    if draft.get("moe-token-dispatcher-type") != "alltoall":
-        draft.cannot("moe-token-dispatcher-type", "another way to the experts: all-to-all is played")
-    draft.use("moe-token-dispatcher-type", "tokens reach their experts by all-to-all")
-    if not draft.has("moe-grouped-gemm"):
-        draft.cannot("moe-grouped-gemm", "experts one after the other: grouped products are played")
-    draft.use("moe-grouped-gemm", "grouped products")
+    dispatcher = draft.get("moe-token-dispatcher-type")
+    if dispatcher not in ("alltoall", "allgather"):
+        draft.cannot("moe-token-dispatcher-type", f"{dispatcher} to the experts: all-to-all is played")
+    draft.put(
+        path + "dispatcher", "allgather" if dispatcher == "allgather" else "alltoall", "moe-token-dispatcher-type"
+    )
+    draft.put(path + "grouped", draft.has("moe-grouped-gemm"), "moe-grouped-gemm")
 
 
 def _put_dense_layers(draft: Draft) -> None:

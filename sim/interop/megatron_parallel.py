@@ -63,7 +63,7 @@ def _put_context(draft: Draft, degree: int) -> None:
     if degree > 1:
         draft.put("parallel.context.degree", degree, "context-parallel-size")
         kinds = draft.get("cp-comm-type")
-        kind = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}.get(
+        kind = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather", "a2a": "ulysses"}.get(
             kinds if isinstance(kinds, str) else kinds[0] if len(set(kinds)) == 1 else ""
         )
         if kind is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from sim.model.adapters import add_adapters
 from sim.model.config import ModelConfig
 from sim.model.experts import ExpertParallel
@@ -38,11 +41,12 @@ def build_model(
         return _with_gradient(TitanLlama(config, parallel), config)
     if parallel is not None and parallel.degree > 1:
         raise ValueError(f"{config.implementation} is not written for tensor parallelism")
-    if context is not None and context.degree > 1 and config.implementation != "torchtitan":
+    shares = context is not None and context.degree > 1 and config.implementation != "torchtitan"
+    if shares and (config.family, config.implementation) != ("llama", "transformers"):
         raise ValueError(f"{config.implementation} is not written for context parallelism")
-    known: dict[tuple[str, str], type[LanguageModel]] = {
+    known: dict[tuple[str, str], Callable[[ModelConfig], LanguageModel]] = {
         ("llama", "torchtitan"): TitanLlama,
-        ("llama", "transformers"): LlamaForCausalLM,
+        ("llama", "transformers"): partial(LlamaForCausalLM, context=context),
         ("gpt", "nanogpt"): Gpt,
         ("gpt", "transformers"): Gpt2LMHeadModel,
         ("t5", "transformers"): T5ForConditionalGeneration,

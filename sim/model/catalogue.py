@@ -106,7 +106,7 @@ def preset_names() -> tuple[str, ...]:
 def implementations_of(family: Family, shapes: Fields | None = None) -> tuple[Implementation, ...]:
     """Whose code can be imitated for a family, or for shapes of it; the first is the default."""
     known = tuple(implementation for known, implementation in IMPLEMENTATIONS if known == family)
-    return written_by(shapes or {}, known)
+    return written_by({**(shapes or {}), "family": family}, known)
 
 
 def preset_shapes(name: str) -> Fields:

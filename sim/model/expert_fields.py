@@ -13,6 +13,8 @@ Fields = dict[str, Any]
 KINDS: dict[str, type[Experts] | type[LatentAttention]] = {"experts": Experts, "latent": LatentAttention}
 WRITTEN_BY: dict[str, tuple[str, ...]] = {"experts": ("transformers", "megatron"), "latent": ("megatron",)}
 """Whose code of them is imitated."""
+FAMILIES: dict[str, tuple[str, ...]] = {"experts": ("llama", "gpt"), "latent": ("llama",)}
+"""Of which models; transformers' experts are those of Llama-like ones."""
 NEEDS = {"experts": "experts", "latent": "latent attention"}
 
 
@@ -28,7 +30,8 @@ def merged(shapes: Fields, overrides: Fields) -> Fields:
 
 MEGATRONS: dict[str, Any] = {
     "scores": "softmax", "scaling": None, "groups": 1, "selection_bias": False, "auxiliary_loss": False,
-    "capacity_factor": None, "permute_fusion": True, "router_dtype": "fp32",
+    "capacity_factor": None, "permute_fusion": True, "router_dtype": "fp32", "dispatcher": "alltoall", "grouped": True,
+    "sinkhorn": False,
 }  # fmt: skip
 """What only Megatron's experts have; transformers' are those of Mixtral, Qwen2-MoE and Qwen3-MoE."""
 
@@ -42,7 +45,7 @@ def check_nested(values: Fields, family: str, code: str) -> list[Fault]:
             continue
         needed = [field.name for field in fields(kind) if field.default is MISSING]
         faults += [Fault(f"{name}.{field}", None, "is needed") for field in needed if field not in given]
-        if family != "llama":
+        if family not in FAMILIES[name]:
             faults.append(Fault(name, "", f"the {family} family has none"))
     if not faults and values.get("experts") is not None:
         faults += _check_experts(Experts(**values["experts"]), values)
@@ -66,6 +69,8 @@ def _check_experts(experts: Experts, values: Fields) -> list[Fault]:
     def fault(field: str, message: str) -> None:
         faults.append(Fault(f"experts.{field}", getattr(e, field), message))
 
+    if values.get("bias"):
+        faults.append(Fault("bias", True, "experts have no biases here: false is expected"))
     if e.top_k > e.count:
         fault("top_k", f"must be at most the number of experts ({e.count})")
     if e.dense_layers > values["layers"]:
@@ -76,7 +81,9 @@ def _check_experts(experts: Experts, values: Fields) -> list[Fault]:
         fault("groups_top", f"must be at most the number of groups ({e.groups}) and divide top_k ({e.top_k})")
     if e.scores == "softmax" and e.selection_bias:
         fault("selection_bias", "goes with scores: sigmoid")
-    if e.top_k == 1 and e.scores == "softmax" and not e.scores_first:
+    if e.sinkhorn and (e.auxiliary_loss or e.selection_bias or e.groups > 1):
+        fault("sinkhorn", "goes without auxiliary_loss, selection_bias and groups")
+    if e.top_k == 1 and e.scores == "softmax" and not e.scores_first and not e.sinkhorn:
         fault("scores_first", "with top_k 1 softmax over the chosen expert alone is always 1: true is expected")
     if e.shared_gate and not e.shared_ffn_hidden:
         fault("shared_gate", "there is no shared expert: give shared_ffn_hidden")
@@ -105,6 +112,6 @@ def only_some(values: Fields) -> list[str]:
 def written_by(values: Fields, known: tuple[Any, ...]) -> tuple[Any, ...]:
     """Of the implementations known, those that have what the model needs."""
     needed = [codes for name, codes in WRITTEN_BY.items() if values.get(name) is not None]
-    if needs_megatron(values):
+    if needs_megatron(values) or (values.get("experts") is not None and values.get("family") == "gpt"):
         needed.append(("megatron",))
     return tuple(code for code in known if all(code in codes for codes in needed))

@@ -41,14 +41,20 @@ class Experts:
     """Groups that remain for a token."""
     selection_bias: bool = False
     """A bias, moved without gradients, is added to scores for the choice only (DeepSeek-V3)."""
+    sinkhorn: bool = False
+    """megatron: Sinkhorn's iteration balances the choice; scores are sigmoids for one expert per token, else softmax."""
     auxiliary_loss: bool = False
     """A loss on the balance of the choice."""
     router_dtype: Literal["fp32", "compute"] = "fp32"
     """Dtype of the logits."""
     weights_dtype: Literal["fp32", "compute"] = "compute"
     """transformers: dtype in which experts' results are weighted (Mixtral: fp32)."""
+    dispatcher: Literal["alltoall", "allgather"] = "alltoall"
+    """megatron: copies of tokens go to their experts' ranks, or every rank gets all tokens."""
     permute_fusion: bool = True
-    """megatron: tokens are sorted by one kernel each way, else by selections written out."""
+    """megatron: tokens are sorted by one kernel each way, else by selections written out (always with allgather)."""
+    grouped: bool = True
+    """megatron: the products of a rank's experts run together, else one expert after the other."""
     imbalance: float = 1.0
     """Tokens of the busiest expert over the mean; rank 0 has this expert."""
     capacity_factor: float | None = None

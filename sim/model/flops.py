@@ -13,8 +13,9 @@ from sim.model.encoders import ENCODERS
 MFU_FORMULA = (
     "6 * P + 12 * L * A * D * S FLOPs per token over the dense peak; P: parameters without the token embedding table "
     "(with it where the head is tied to it) and without experts that a token does not pass, 4 * P for frozen ones; "
-    "attention not halved for causality nor cut to a window; D with latent attention: the mean of a key's and a value's "
-    "width; with two stacks or a classifier: every weight for the tokens that it works on, 12 * A * D for every pair of tokens"
+    "attention not halved for causality; S: no more than the window in layers that have one; D with latent attention: the "
+    "mean of a key's and a value's width; "
+    "with two stacks or a classifier: every weight for the tokens that it works on, 12 * A * D for every pair of tokens"
 )
 
 
@@ -32,7 +33,8 @@ def active_parameter_count(config: ModelConfig) -> int:
     experts, count = config.experts, parameter_count(config)
     if experts is None:
         return count
-    expert = 3 * config.hidden * experts.ffn_hidden
+    matrices = 3 if config.activation == "silu" else 2
+    expert = matrices * config.hidden * experts.ffn_hidden
     return count - (config.layers - experts.dense_layers) * (experts.count - experts.top_k) * expert
 
 
@@ -43,7 +45,8 @@ def model_flops_per_token(config: ModelConfig, seq_len: int) -> int:
     widths, latent = 2 * config.head_dim, config.latent
     if latent is not None:
         widths = config.head_dim + latent.rope_head_dim + latent.value_head_dim
-    return 6 * weights - 2 * _frozen_weights(config) + 6 * config.layers * config.heads * widths * seq_len
+    keys = sum(min(seq_len, config.window_of(layer) or seq_len) for layer in range(config.layers))
+    return 6 * weights - 2 * _frozen_weights(config) + 6 * config.heads * widths * keys
 
 
 def model_flops_per_sequence(config: ModelConfig, seq_len: int, target_len: int = 0) -> int:

@@ -208,6 +208,11 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel, w
     return call("fused_attention", q, k, v, context.degree, context.kind, window)
 
 
+def exchange_parts(x: Tensor, ranks: int) -> Tensor:
+    """x [ranks, ...]: part r goes to context-parallel rank r, and the parts meant for this one come back."""
+    return call("exchange_parts", x, ranks)
+
+
 def causal_softmax(scores: Tensor) -> Tensor:
     """Megatron's fused scale, causal mask and softmax over scores [n, S, S], in their dtype."""
     return call("causal_softmax", scores)

@@ -162,6 +162,11 @@ class SquaredRelu(Module):
         return F.squared_relu(x)
 
 
+def plain_activation(config: ModelConfig) -> Module:
+    """The activation of an MLP without a gate."""
+    return SquaredRelu() if config.activation == "squared_relu" else Gelu()
+
+
 class Mlp(Module):
     """The bias of the second projection is left to the caller. `norm`: in 8 bit, part of the first."""
 
@@ -171,8 +176,7 @@ class Mlp(Module):
         h, ffn, gated = config.hidden, ffn_hidden or config.ffn_hidden, config.activation == "silu"
         self.config = config
         self.linear_fc1 = column_linear(config, h, 2 * ffn if gated else ffn, parallel, config.bias, True, norm)
-        plain = SquaredRelu() if config.activation == "squared_relu" else Gelu()
-        self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else plain
+        self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else plain_activation(config)
         self.linear_fc2 = row_linear(config, ffn, h, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:

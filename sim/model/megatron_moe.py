@@ -1,8 +1,8 @@
-"""Megatron's expert layer, one rank of the expert-parallel group: router, exchange of tokens, grouped products.
+"""Megatron's expert layer, one rank of the expert-parallel group: router, exchange of tokens, the experts' products.
 
 Letters: T tokens of this rank ([S/t, B] of them with sequence parallelism), H hidden, E experts, k experts per token,
 N token copies at this rank's experts, F width inside an expert. A rank holds E/ranks experts; with `tensor` ranks per
-expert they gather each other's tokens first. Code: megatron-core 0.16, alltoall dispatcher, TEGroupedMLP.
+expert they gather each other's tokens first. Code: megatron-core 0.16; `megatron_dispatch` has the exchange.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from sim.model import functional as F
 from sim.model import routing as R
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
-from sim.model.experts import ExpertParallel, Experts, Groups, rows_of
-from sim.model.megatron_layer import Mlp
-from sim.model.module import Buffer, Module, Parameter
+from sim.model.experts import ExpertParallel, Experts, Groups
+from sim.model.megatron_dispatch import dispatcher_of
+from sim.model.megatron_layer import Mlp, plain_activation
+from sim.model.module import Buffer, Module, ModuleList, Parameter
 from sim.model.shard.tensor import TensorParallel
 from sim.model.transformer_engine import Fp8GroupedLinear
+
+SINKHORN_ROUNDS = 2
+"""Until its columns change by less than 1e-4: so many while logits are small (of deviation 0.1 and less), as in a fresh
+model; 3 to 5 at a deviation of 1 (tried with 4 to 64 experts). An assumption, of time alone."""
 
 
 class TopKRouter(Module):
@@ -43,6 +48,8 @@ class TopKRouter(Module):
 
     def _routed(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         e = self.experts
+        if e.sinkhorn:
+            return self._by_sinkhorn(logits)
         if e.scores == "sigmoid":
             weights, indices = self._by_sigmoid(logits)
         elif e.scores_first:
@@ -54,6 +61,22 @@ class TopKRouter(Module):
         if e.scaling is not None:
             weights = weights * e.scaling
         return R.scatter(weights, indices, e.count), chosen_map(logits, indices)
+
+    def _by_sinkhorn(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Choices that Sinkhorn's iteration balances, without gradients; the host reads how far each round came."""
+        e, tokens = self.experts, logits.shape[0]
+        costs = F.compute("exp", logits.shape, "fp32", logits)
+        for _ in range(SINKHORN_ROUNDS):
+            by_token = F.compute("sum", (tokens,), "fp32", F.compute("mul", logits.shape, "fp32", costs))
+            by_expert = F.compute("sum", (e.count,), "fp32", F.compute("mul", logits.shape, "fp32", costs, by_token))
+            F.compute("mean", (), "fp32", by_expert)
+            F.read_on_host()
+        balanced = F.compute("mul", logits.shape, "fp32", costs, by_token)
+        indices = F.compute("topk", (tokens, e.top_k), "int64", balanced)
+        del balanced, by_token, by_expert, costs
+        scores = R.sigmoid(logits) if e.top_k == 1 else F.softmax(logits, "fp32").to(logits.dtype)
+        chosen = chosen_map(scores, indices)
+        return scores * chosen, chosen
 
     def _by_sigmoid(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = R.sigmoid(logits.float()).to(logits.dtype)
@@ -101,61 +124,6 @@ def chosen_map(logits: Tensor, indices: Tensor) -> Tensor:
     return F.compute("_to_copy", logits.shape, "bool", chosen)
 
 
-class Dispatcher:
-    """MoEAlltoAllTokenDispatcher: how tokens get to their experts and back."""
-
-    def __init__(self, experts: Experts, parallel: ExpertParallel) -> None:
-        self.experts = experts
-        self.parallel = parallel
-
-    def groups(self, tokens: int) -> Groups:
-        """This rank's experts, of T tokens on every rank."""
-        groups = self.experts.groups_of_rank(tokens, self.parallel.degree)
-        return tuple((count, rows * self.parallel.tensor) for count, rows in groups)
-
-    def preprocess(self, x: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Copies of tokens [T k, H] in the order of experts, their weights [T k], and the way back. Then the host waits
-        for the tokens of every expert: dropless, it cannot go on without."""
-        F.compute("sum", (self.experts.count,), "int64", chosen)
-        counted = F.record_for_host()
-        permuted = self._permuted(x, weights, chosen)
-        F.wait_on_host(counted)
-        return permuted
-
-    def _permuted(self, x: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        e, rows = self.experts, self.experts.sent(x.shape[0])
-        if e.permute_fusion:
-            return R.permute(x, weights, chosen, rows)
-        mask = chosen.transpose(0, 1).contiguous()
-        numbers = F.compute("arange", (x.shape[0],), "int64")
-        places = F.compute("masked_select", (rows,), "int64", mask)
-        permuted = R.masked_select(weights.transpose(0, 1).contiguous(), mask, rows)
-        out = R.index_select(x, places)
-        del numbers
-        return out, permuted, places
-
-    def dispatch(self, x: Tensor, arrives: int) -> Tensor:
-        return R.all_to_all(x, arrives // self.parallel.tensor, self.parallel.degree)
-
-    def postprocess(self, x: Tensor) -> Tensor:
-        """All tokens of the ranks that share an expert, sorted by expert."""
-        p, e = self.parallel, self.experts
-        if p.tensor > 1:
-            x = R.gather_rows(x, p.tensor, "etp")
-        return R.sort_chunks(x, e.permute_fusion) if e.count > p.degree else x
-
-    def combine_preprocess(self, x: Tensor, dtype: str) -> Tensor:
-        p, e = self.parallel, self.experts
-        if e.count > p.degree:
-            x = R.sort_chunks(x, e.permute_fusion)
-        return R.scatter_rows(x.to(dtype), p.tensor, "etp").to(x.dtype) if p.tensor > 1 else x
-
-    def combine_postprocess(self, x: Tensor, places: Tensor, tokens: int) -> Tensor:
-        if self.experts.permute_fusion:
-            return R.unpermute(x, places, tokens)
-        return R.scatter_add(x, places, tokens)
-
-
 class GroupedLinear(Module):
     """A weight [out, in] for each of this rank's experts."""
 
@@ -185,11 +153,27 @@ class WeightedSwiGlu(Module):
         return R.weighted_swiglu(x, weights)
 
 
+class WeightedPlain(Module):
+    """An activation without a gate, [N, F], then times the tokens' weights [N, 1]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.activation = plain_activation(config)
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        x = self.activation(x)
+        dtype = x.dtype
+        x = x * weights
+        x = x.to(dtype)
+        return x
+
+
 class GroupedMlp(Module):
-    def __init__(self, config: ModelConfig, experts: Experts, parallel: ExpertParallel) -> None:
-        count, width = experts.count // parallel.degree, experts.ffn_hidden // parallel.tensor
-        self.linear_fc1 = grouped_linear(config, config.hidden, 2 * width, count)
-        self.activation_func: Module = WeightedSwiGlu()
+    """TEGroupedMLP: the products of all experts of a rank together."""
+
+    def __init__(self, config: ModelConfig, experts: Experts, parallel: ExpertParallel, count: int) -> None:
+        gated, width = config.activation == "silu", experts.ffn_hidden // parallel.tensor
+        self.linear_fc1 = grouped_linear(config, config.hidden, 2 * width if gated else width, count)
+        self.activation_func: Module = WeightedSwiGlu() if gated else WeightedPlain(config)
         self.linear_fc2 = grouped_linear(config, width, config.hidden, count)
 
     def forward(self, x: Tensor, weights: Tensor, groups: Groups) -> Tensor:
@@ -197,6 +181,29 @@ class GroupedMlp(Module):
         hidden = self.linear_fc1(x, groups)
         active = self.activation_func(hidden, weights)
         return self.linear_fc2(active, groups)
+
+
+class SequentialMlp(Module):
+    """One expert after the other, each on its part of the rows; their results joined by a copy."""
+
+    def __init__(self, config: ModelConfig, experts: Experts, parallel: ExpertParallel, count: int) -> None:
+        self.local_experts = ModuleList([GroupedMlp(config, experts, parallel, 1) for _ in range(count)])
+
+    def forward(self, x: Tensor, weights: Tensor, groups: Groups) -> Tensor:
+        each = tuple(rows for count, rows in groups for _ in range(count))
+        if len(each) == 1:
+            return self.local_experts[0](x, weights, groups)
+        parts, scales = R.split_rows(x, each), R.split_rows(weights, each)
+        outputs = []
+        for expert, part, scale, rows in zip(self.local_experts, parts, scales, each):
+            outputs.append(expert(part, scale, ((1, rows),)))
+        return F.cat(tuple(outputs), 0)
+
+
+def make_experts(config: ModelConfig, experts: Experts, parallel: ExpertParallel) -> Module:
+    """A rank's experts, their products together or one after the other."""
+    kind = GroupedMlp if experts.grouped else SequentialMlp
+    return kind(config, experts, parallel, experts.count // parallel.degree)
 
 
 class SharedExperts(Mlp):
@@ -223,31 +230,18 @@ class MoeLayer(Module):
         self, config: ModelConfig, experts: Experts, parallel: TensorParallel, expert_parallel: ExpertParallel
     ) -> None:
         self.router = TopKRouter(config, experts, parallel)
-        self.experts: Module = GroupedMlp(config, experts, expert_parallel)
+        self.experts = make_experts(config, experts, expert_parallel)
         self.shared_experts: Module | None = None
         if experts.shared_ffn_hidden:
             self.shared_experts = SharedExperts(config, experts, parallel)
-        self.dispatcher = Dispatcher(experts, expert_parallel)
+        self.dispatcher = dispatcher_of(experts, expert_parallel)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Locals live as in the imitated function: copies sent and received, until it returns."""
-        dispatcher, shape = self.dispatcher, x.shape
+        """Locals live as in the imitated function."""
+        shape = x.shape
         shared = self.shared_experts(x) if self.shared_experts is not None else None
         routed: Any = self.router(x)
         weights, chosen = routed
         del routed
-        flat = x.view(-1, shape[-1])
-        sent, permuted, places = dispatcher.preprocess(flat, weights, chosen)
-        groups = dispatcher.groups(flat.shape[0])
-        received = dispatcher.dispatch(sent, rows_of(groups))
-        permuted = dispatcher.dispatch(permuted, rows_of(groups))
-        out = self._expert_outputs(received, permuted, groups, weights.dtype)
-        out = R.all_to_all(out, sent.shape[0], dispatcher.parallel.degree)
-        out = dispatcher.combine_postprocess(out, places, flat.shape[0]).view(*shape)
+        out = self.dispatcher.through(x.view(-1, shape[-1]), weights, chosen, self.experts).view(*shape)
         return out + shared if shared is not None else out
-
-    def _expert_outputs(self, received: Tensor, weights: Tensor, groups: Groups, dtype: str) -> Tensor:
-        inputs = self.dispatcher.postprocess(received)
-        weights = self.dispatcher.postprocess(weights)
-        outputs = self.experts(inputs, weights, groups)
-        return self.dispatcher.combine_preprocess(outputs, dtype)

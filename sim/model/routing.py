@@ -72,6 +72,11 @@ def unpermute(x: Tensor, places: Tensor, tokens: int) -> Tensor:
     return call("unpermute", x, places, tokens)
 
 
+def split_rows(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Parts of so many rows."""
+    return call_tuple("split_rows", x, sizes)
+
+
 def sort_chunks(x: Tensor, fused: bool) -> Tensor:
     """Chunks of x's rows in another order, by one kernel or cut and joined."""
     return call("sort_chunks", x, fused)
@@ -82,9 +87,9 @@ def all_to_all(x: Tensor, rows: int, ranks: int) -> Tensor:
     return call("all_to_all", x, rows, ranks)
 
 
-def gather_rows(x: Tensor, ranks: int, group: str) -> Tensor:
-    """The rows of all ranks of a group; backward sums and scatters."""
-    return call("gather_rows", x, ranks, group)
+def gather_rows(x: Tensor, ranks: int, group: str, buffered: bool = False) -> Tensor:
+    """The rows of all ranks of a group, `buffered` in Megatron's global buffer; backward sums and scatters."""
+    return call("gather_rows", x, ranks, group, buffered)
 
 
 def scatter_rows(x: Tensor, ranks: int, group: str) -> Tensor:

@@ -14,6 +14,8 @@ from sim.model.config import ModelConfig
 from sim.model.language_model import Embedding, Linear
 from sim.model.llama import FusedRMSNorm
 from sim.model.module import Buffer, Module, ModuleList, Parameter
+from sim.model.shard.context import ContextParallel
+from sim.model.shard.ulysses import attend_by_heads
 from sim.model.transformers_common import (
     TransformersModel,
     check_packed_sequences,
@@ -84,9 +86,12 @@ def repeat_kv(x: Tensor, times: int) -> Tensor:
 
 
 class LlamaAttention(Module):
-    def __init__(self, config: ModelConfig) -> None:
+    """`ranks` share every sequence by DeepSpeed-Ulysses."""
+
+    def __init__(self, config: ModelConfig, ranks: int = 1) -> None:
         h, d = config.hidden, config.head_dim
         self.config = config
+        self.ranks = ranks
         self.q_proj = Linear(h, config.heads * d, config.qkv_bias)
         self.k_proj = Linear(h, config.kv_heads * d, config.qkv_bias)
         self.v_proj = Linear(h, config.kv_heads * d, config.qkv_bias)
@@ -107,15 +112,15 @@ class LlamaAttention(Module):
         k = k.transpose(1, 2)
         v = self.v_proj(x).view(b, s, -1, c.head_dim).transpose(1, 2)
         q, k = apply_rotary(q, k, cos, sin)
-        y = self._attend(q, k, v)
+        y = self._attend(q, k, v) if self.ranks == 1 else attend_by_heads(q, k, v, self.ranks, self._attend)
         return self.o_proj(y.reshape(b, s, -1).contiguous())
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """transformers' call of SDPA: [B, S, A, D] in plain order."""
         c = self.config
-        if c.gqa == "repeat" and c.kv_heads != c.heads:
-            k = repeat_kv(k, c.heads // c.kv_heads)
-            v = repeat_kv(v, c.heads // c.kv_heads)
+        if c.gqa == "repeat" and (times := q.shape[1] // k.shape[1]) > 1:
+            k = repeat_kv(k, times)
+            v = repeat_kv(v, times)
         y = F.attention(q, k, v, kernel="math" if c.attention == "math" else "sdpa")
         return y.transpose(1, 2).contiguous()
 
@@ -132,10 +137,10 @@ class LlamaMLP(Module):
 class LlamaDecoderLayer(Module):
     """One block. Its call also carries the position ids, which a checkpointed region therefore keeps."""
 
-    def __init__(self, config: ModelConfig, number: int = 0) -> None:
+    def __init__(self, config: ModelConfig, number: int = 0, ranks: int = 1) -> None:
         experts = config.experts
         has_experts = experts is not None and number >= experts.dense_layers
-        self.self_attn = LlamaAttention(config)
+        self.self_attn = LlamaAttention(config, ranks)
         self.mlp: Module = SparseMoeBlock(config, experts) if has_experts and experts else LlamaMLP(config)
         self.input_layernorm = make_norm(config, config.hidden)
         self.post_attention_layernorm = make_norm(config, config.hidden)
@@ -154,10 +159,11 @@ class LlamaDecoderLayer(Module):
 class LlamaForCausalLM(TransformersModel):
     """LlamaModel and its head in one module; no attention mask is given, no cache kept."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, context: ContextParallel | None = None) -> None:
         super().__init__(config)
+        ranks = context.degree if context is not None else 1
         self.embed_tokens = Embedding(config.vocab, config.hidden)
-        self.layers = ModuleList([LlamaDecoderLayer(config, number) for number in range(config.layers)])
+        self.layers = ModuleList([LlamaDecoderLayer(config, number, ranks) for number in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
         self.rotary_emb = LlamaRotaryEmbedding(config.head_dim)
         self.lm_head = Linear(config.hidden, config.vocab)

@@ -16,6 +16,11 @@ ITEM_BYTES: dict[str, int] = {
 }  # fmt: skip
 
 
+def packed_bytes(elements: int, dtype: str) -> int:
+    """Bytes of so many factors of a product: in 4 bit ("fp4", a dtype of products alone) two to a byte."""
+    return elements // 2 if dtype == "fp4" else elements * ITEM_BYTES[dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """C[m, n] (+)= A[m, k] B[k, n], `batch` times (bmm); `accumulate` adds into C (reads it too).
@@ -39,8 +44,8 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        item = ITEM_BYTES[self.dtype]
-        return item * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n * (2 if self.accumulate else 1))
+        touched = self.m * self.k + self.k * self.n + self.m * self.n * (2 if self.accumulate else 1)
+        return packed_bytes(self.batch * touched, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

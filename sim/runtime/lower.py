@@ -385,4 +385,6 @@ def placement(mesh: Mesh, collective: Collective) -> Span:
         return Span(2, 1, 2, True) if same_node else Span(2, 2, 1, True)
     if collective.group in REDUCED_OVER_CONTEXT and mesh.degree("cp") > 1:
         return mesh.span(*(name for name in (collective.group, "cp") if mesh.degree(name) > 1))
+    if collective.group == "ep_etp":
+        return mesh.span(*(name for name in ("ep", "etp") if mesh.degree(name) > 1))
     return mesh.span(collective.group)

@@ -1,7 +1,8 @@
-"""torch's context_parallel(buffers=[tokens, targets, rope cache]): each is cut to this rank's part, for a while.
+"""torch's context_parallel(buffers=[tokens, targets, rope caches]): each is cut to this rank's part, for a while.
 
 Indices that balance the load are made anew at every entry; shards live until the exit beside the buffers, whose own bytes
-stay; the rope cache is cloned so that it can be restored. Recorded with torch 2.14 (tests/exact/recordings/context).
+stay; rope caches are cloned so that they can be restored. Recorded with torch 2.14 (tests/exact/recordings/context);
+with pipeline stages torchtitan enters once per step, with all micro-batches and every stage's cache, read there.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ class Script(Protocol):
 
     tokens: ModelTensor | None
     targets: ModelTensor | None
-    model: LanguageModel
+    models: list[LanguageModel]
 
 
 class TorchContext:
-    """Around forward and backward of a micro-batch. The script has loaded whole sequences."""
+    """Around forward and backward of what the script has loaded: whole sequences."""
 
     def __init__(self, tape: Tape, context: ContextParallel) -> None:
         self.tape = tape
         self.context = context
         self._held: list[Tensor | None] = []
-        self._rope: Tensor | None = None
+        self._ropes: list[Tensor] = []
 
     def enter(self, script: Script) -> None:
-        """tokens and targets [B, S] and the rope cache [S, ...] become this rank's parts."""
+        """tokens and targets [B, S] and the models' rope caches [S, ...] become this rank's parts."""
         tape, ranks = self.tape, self.context.degree
-        given = (script.tokens, script.targets, vars(script.model)["rope"])
-        tokens, targets, rope = (Tensor.of(x) for x in given if x is not None)
+        given = (script.tokens, script.targets, *(vars(model)["rope"] for model in script.models))
+        tokens, targets, *ropes = (Tensor.of(x) for x in given if x is not None)
         with tape.phase(Phase.DATA, Owner.OTHER):
-            clone = tape.pointwise("aten::clone", rope.shape, rope.dtype, None, rope.bytes, "copy")
+            clones = [tape.pointwise("aten::clone", x.shape, x.dtype, None, x.bytes, "copy") for x in ropes]
             indices = _balanced(tape, tokens.shape[1], ranks)
             shards = [
                 _shard(tape, tokens, 1, ranks, "aten::gather"),
                 _shard(tape, targets, 1, ranks, "aten::gather"),
-                _shard(tape, rope, 0, ranks, "aten::index_select"),
+                *(_shard(tape, rope, 0, ranks, "aten::index_select") for rope in ropes),
             ]
             del indices
             last: Tensor | None = None
@@ -52,20 +53,24 @@ class TorchContext:
                 last = None
                 last = tape.pointwise("aten::clone", shard.shape, shard.dtype, None, shard.bytes, "copy")
                 tape.recorder.memory_bound("aten::copy_", "copy", 2 * shard.bytes)
-        self._held, self._rope = [clone, *shards, last], rope
-        script.tokens, script.targets, vars(script.model)["rope"] = (
-            Tensor(buffer.storage, shard.shape, buffer.dtype) for buffer, shard in zip((tokens, targets, rope), shards)
+        self._held, self._ropes = [*clones, *shards, last], ropes
+        script.tokens, script.targets, *cut = (
+            Tensor(buffer.storage, shard.shape, buffer.dtype)
+            for buffer, shard in zip((tokens, targets, *ropes), shards)
         )
+        for model, rope in zip(script.models, cut):
+            vars(model)["rope"] = rope
         tape.context = self.context
 
     def leave(self, script: Script) -> None:
-        """The rope cache is restored."""
-        rope = self._rope
-        assert rope is not None
+        """The rope caches are restored."""
         with self.tape.phase(Phase.DATA, Owner.OTHER):
-            self.tape.recorder.memory_bound("aten::copy_", "copy", 2 * rope.bytes)
+            for model, rope in zip(script.models, self._ropes):
+                self.tape.recorder.memory_bound("aten::copy_", "copy", 2 * rope.bytes)
+                vars(model)["rope"] = rope
             self._held.clear()
-        vars(script.model)["rope"], self._rope, self.tape.context = rope, None, None
+            self._ropes = []
+        self.tape.context = None
 
 
 def _balanced(tape: Tape, length: int, ranks: int) -> Tensor:

@@ -32,6 +32,7 @@ from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, stacks_of
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.families import make_family
+from sim.runtime.sharding.partial_gradients import sum_partial_gradients
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.torch_context import TorchContext
@@ -221,9 +222,7 @@ class TrainingRun:
             if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
             self.loss = None
-        if self.main_gradients is not None:
-            with self.tape.phase(Phase.BACKWARD, Owner.GRADIENT):
-                self.main_gradients.finish()
+        self._finish_gradients()
         self._optimize(number)
         mark(f"s{number}.end")
 
@@ -246,6 +245,14 @@ class TrainingRun:
             else:
                 loss, logits = model.compute_loss(self.tokens, self.targets)
                 self.loss, self.logits = Tensor.of(loss), logits if keep else None
+
+    def _finish_gradients(self) -> None:
+        """What Megatron does to gradients after the last backward."""
+        with self.tape.phase(Phase.BACKWARD, Owner.GRADIENT):
+            if self.main_gradients is not None:
+                self.main_gradients.finish()
+            elif self.config.implementation == "megatron" and self.trains:
+                sum_partial_gradients(self.tape, self.communications, self.setup.tensor.degree)
 
     def _optimize(self, number: int) -> None:
         setup, mark, tape = self.setup, self.recorder.mark, self.tape
@@ -300,8 +307,8 @@ class TrainingRun:
             self.targets = self.tape.empty(*targets)
 
     def _norm_is_summed(self) -> None:
-        """A pipeline's stages add up their squared norms here, and DTensor's tensor-parallel ranks."""
-        ranks = self.tape.tensor_ranks
+        """A pipeline's stages add up their squared norms here, and tensor-parallel ranks under FSDP."""
+        ranks = self.setup.tensor.degree if self.setup.fsdp is not None else 1
         if ranks > 1:
             self.recorder.collective(Collective("all_reduce", 4, "tp", ranks, "fp32"), COMPUTE)
 

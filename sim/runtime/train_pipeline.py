@@ -68,12 +68,14 @@ class PipelineTraining(TrainingRun):
         mark(f"s{number}.data")
         if self._zeroes_at("start"):
             self._zero_grad()
+        if self.context is not None:
+            self.context.enter(self)
         self.pipeline.run(lambda part: mark(f"s{number}.{part}"))
+        if self.context is not None:
+            self.context.leave(self)
         if self.holds_last and "loss" in setup.host.sync:
             self.recorder.sync(self.recorder.record(COMPUTE))
-        with self.tape.phase(Phase.BACKWARD, Owner.GRADIENT):
-            if self.main_gradients is not None:
-                self.main_gradients.finish()
+        self._finish_gradients()
         with self.tape.phase(Phase.BACKWARD, Owner.OTHER):
             self._reduce_tied_gradient()
         self._optimize(number)

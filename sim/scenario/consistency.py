@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from sim.hardware.catalogue import Cluster
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.allocator.parse import SettingsError
@@ -12,13 +10,10 @@ from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
 from sim.scenario.families import Fsdp1Section, ZeroSection
-from sim.scenario.load import beside
-from sim.scenario.names import FRAMEWORKS, PROFILES, is_own_profile
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.schema import (
     BatchSection,
     FsdpSection,
-    HostSection,
     OptimizerSection,
     ParallelSection,
 )
@@ -95,33 +90,6 @@ def check_version(document: Document, version: str) -> None:
     """Versions that nobody has looked at are played by the rules of the nearest one."""
     if not OLDEST <= minor_of(version) <= NEWEST:
         document.warning(("torch",), f"is not known: the rules of {nearest_known(version)}, the nearest, are used")
-
-
-def check_names(document: Document, profile: str | None, host: HostSection | None, cluster: Cluster | None) -> None:
-    """Cost profile and framework must exist."""
-    assumed = f"assumed:{cluster.gpu.name}" if cluster else profile
-    if profile is not None and is_own_profile(profile):
-        _check_own_profile(document, profile)
-    elif profile is not None and profile not in PROFILES and profile != assumed:
-        message = "a profile of your own is named by its file, e.g. mine.yaml; or"
-        document.problem(("profile",), message if "/" in profile else "", allowed=PROFILES)
-    if host is not None and host.framework not in FRAMEWORKS:
-        document.problem(("host", "framework"), "", allowed=FRAMEWORKS)
-
-
-def _check_own_profile(document: Document, name: str) -> None:
-    """What is in the file is read with the costs (sim.cost.own), which say what is wrong with it."""
-    file = beside(document.origin(("profile",)), name)
-    if not file.is_file():
-        what = "is a directory: a file is expected" if file.is_dir() else "no such file"
-        document.problem(("profile",), f"{what} ({file}); python -m sim calibrate writes one")
-
-
-def resolve_profile(document: Document, name: str | None) -> str | None:
-    """The profile's name; the path of a profile of one's own, absolute so that it holds wherever the set-up is played."""
-    if name is None or not is_own_profile(name):
-        return name
-    return os.path.abspath(beside(document.origin(("profile",)), name))
 
 
 def check_optimizer(

@@ -38,14 +38,22 @@ class ExpertsSection(Section):
     """Groups that remain for a token. Default: 1."""
     selection_bias: bool | None = None
     """A bias on scores for the choice only, which no gradient moves (DeepSeek-V3). Default: false."""
+    sinkhorn: bool | None = None
+    """megatron: choose by Sinkhorn's iteration (moe-router-load-balancing-type sinkhorn); scores are then sigmoids of the
+    logits with one expert per token, else their softmax. How many rounds it takes is assumed. Default: false."""
     auxiliary_loss: bool | None = None
     """A loss on the balance of the choice. Default: false."""
     router_dtype: Literal["fp32", "compute"] | None = None
     """Dtype of the router's logits. Default: fp32."""
     weights_dtype: Literal["fp32", "compute"] | None = None
     """transformers: dtype in which experts' results are weighted. Default: compute; fp32 for Mixtral."""
+    dispatcher: Literal["alltoall", "allgather"] | None = None
+    """megatron: send copies of tokens to the ranks of their experts, or give all tokens to every rank
+    (moe-token-dispatcher-type). Default: alltoall."""
     permute_fusion: bool | None = None
-    """megatron: sort tokens by one kernel each way (moe-permute-fusion). Default: true."""
+    """megatron: sort tokens by one kernel each way (moe-permute-fusion); allgather never does. Default: true."""
+    grouped: bool | None = None
+    """megatron: products of a rank's experts together (moe-grouped-gemm), else one expert after the other. Default: true."""
     imbalance: PositiveNumber | None = None
     """Tokens of the busiest expert over the mean of all experts; the simulated rank has this expert, in every layer.
     Default: 1, balanced, which is assumed."""

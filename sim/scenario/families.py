@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sim.scenario.kinds import Bytes, Count, CountOrZero, Ranks
+from sim.scenario.kinds import Bytes, Count, CountOrZero, Ranks, Stage
 from sim.scenario.section import Section
 
 
@@ -62,7 +62,7 @@ class ZeroSection(Section):
 
     degree: Ranks
     """Ranks that share the states: the number of GPUs."""
-    stage: Literal[1, 2, 3]
+    stage: Stage
     """1: optimizer states are shared; 2: gradients too; 3: parameters too."""
     reduce_bucket_size: Count = 500_000_000
     """Elements of a buffer in which gradients are collected and summed. Default: 500,000,000 (1 GB in 16 bit)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.model.config import ChainConfig, ModelConfig
+from sim.scenario.context import ContextSection
 from sim.scenario.document import Document
 from sim.scenario.families import ZeroSection
 from sim.scenario.precision_section import PrecisionSection
@@ -24,7 +25,10 @@ def check_families(
         return
     family = given[0]
     path = ("parallel", family)
-    for other in (*given[1:], *(name for name in OTHERS if getattr(parallel, name) is not None)):
+    others = [name for name in OTHERS if getattr(parallel, name) is not None]
+    if family == "zero" and getattr(model, "implementation", "") == "transformers" and "context" in others:
+        others.remove("context")  # DeepSpeed-Ulysses
+    for other in (*given[1:], *others):
         document.problem(path, f"is modelled alone, not with parallel.{other}: leave one out", show=False)
     if isinstance(model, ChainConfig):
         document.problem(path, "a chain has no parameters to share", show=False)
@@ -111,11 +115,11 @@ OF_STAGE_3 = {
 """Fields of stage 3, and their names in `Zero`."""
 
 
-def resolve_zero(section: ZeroSection) -> Zero:
-    """The sizes that a section means."""
+def resolve_zero(section: ZeroSection, context: ContextSection | None = None) -> Zero:
+    """The sizes that a section means. Ranks that share sequences share states too."""
     given = {name: value for field, name in OF_STAGE_3.items() if (value := getattr(section, field)) is not None}
     return Zero(
-        degree=section.degree,
+        degree=section.degree * (context.degree if context is not None else 1),
         stage=section.stage,
         reduce_bucket=section.reduce_bucket_size,
         overlap_comm=section.overlap_comm,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
@@ -45,6 +45,8 @@ CountOrZero = Annotated[int, _count("a whole number", 1, 0), _schema(type="integ
 Layers = Annotated[int, _count("a number of layers", 32, 1, MOST_LAYERS), COUNT]
 Tokens = Annotated[int, _count("a number of tokens", 8192, 1), COUNT]
 Sequences = Annotated[int, _count("a number of sequences", 1, 1), COUNT]
+Stage = Annotated[Literal[1, 2, 3], BeforeValidator(lambda value: value if type(value) is int else str(value))]
+"""For Python true is 1."""
 MicroBatches = Annotated[int, _count("a number of micro-batches", 1, 1, MOST_MICRO_BATCHES), COUNT]
 Ranks = Annotated[int, _count("a number of ranks", 8, 1, MOST_RANKS), COUNT]
 Gpus = Annotated[int, _count("a number of GPUs", 8, 1, MOST_RANKS), COUNT]

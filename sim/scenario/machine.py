@@ -85,7 +85,7 @@ def resolve_mesh(document: Document, parallel: ParallelSection, cluster: Cluster
     except MeshError as error:
         document.problem(("parallel",), str(error), show=False)
         return None
-    if fsdp is not None or not (parallel.expert or parallel.context or data or tensor):
+    if fsdp is not None or parallel.zero is not None or not (parallel.expert or parallel.context or data or tensor):
         return mesh
     experts = expert_mesh(document, parallel.expert, mesh, tensor.degree if tensor is not None else 1)
     return None if experts is None else replace(mesh, experts=experts)

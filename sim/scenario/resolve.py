@@ -19,12 +19,10 @@ from sim.scenario.consistency import (
     check_grad_scaler,
     check_megatron_parallel,
     check_mode,
-    check_names,
     check_optimizer,
     check_precision,
     check_under_pipeline,
     check_version,
-    resolve_profile,
 )
 from sim.scenario.context import check_context, resolve_context
 from sim.scenario.document import Document
@@ -39,6 +37,7 @@ from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
 from sim.scenario.pipeline import resolve_pipeline
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.problems import Problem, ScenarioError
+from sim.scenario.profiles import check_names, resolve_profile
 from sim.scenario.resolve_model import resolve_model
 from sim.scenario.schema import (
     BatchSection,
@@ -190,7 +189,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         expert=ExpertParallel(mesh.degree("ep"), mesh.degree("etp")),
         data=_data(parallel),
         ddp=None if parallel.ddp is None else Ddp(**parallel.ddp.model_dump()),
-        zero=None if parallel.zero is None else resolve_zero(parallel.zero),
+        zero=None if parallel.zero is None else resolve_zero(parallel.zero, parallel.context),
         fsdp1=None if parallel.fsdp1 is None else Fsdp1(**parallel.fsdp1.model_dump()),
         offload=resolve_offload(offload, model.layers),
         compile=resolve_compile(compiled),
@@ -239,7 +238,7 @@ def _data(parallel: ParallelSection) -> DataParallel | None:
     if parallel.data is not None:
         fields = parallel.data.model_dump()
         return DataParallel(**{**fields, "degree": parallel.data.degree * context})
-    loop = (parallel.tensor is not None or parallel.context is not None) and parallel.fsdp is None
+    loop = (parallel.tensor or parallel.context) and not (parallel.fsdp or parallel.zero)
     return DataParallel(degree=context) if loop else None
 
 

@@ -47,6 +47,17 @@ def test_other_routers(changes: str) -> None:
     assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
 
 
+GPT = "count: 8, top_k: 1, ffn_hidden: 64, sinkhorn: true, dispatcher: allgather"
+
+
+@pytest.mark.parametrize("grouped", ["true", "false"])
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_experts_of_a_gpt_that_gets_all_tokens(parallel: str, grouped: str) -> None:
+    text = text_of("gpt-tiny", f"{GPT}, grouped: {grouped}").replace("layers: 9", "layers: 9, bias: false")
+    setup = setup_of(f"{text}parallel: {PARALLEL[parallel]}\n")
+    assert_equal(record_training(setup, 3, stamps=True), record_training(setup, 3, stamps=False))
+
+
 def test_experts_in_pipeline_stages() -> None:
     """The plain layers are all in the first stage."""
     parallel = "{data: {degree: 4}, expert: {degree: 4}, pipeline: {degree: 2, schedule: interleaved}}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from calibration.fit import attention, collectives, gemm, memory
+from calibration.fit import attention, collectives, gemm, gemm_fp8, memory
 from calibration.fit.attention_time import Heads, attention_ns
 from calibration.fit.gemm_time import Products, gemm_ns
 from sim.cost.collective import wire_bytes
@@ -24,6 +24,8 @@ GEMM = {
 ACCUMULATE_RATE, EAGER_SLOWDOWN = 0.95, 1.2
 ATTENTION = {"efficiency": 0.55, "fixed_us": 8.0, "bandwidth_efficiency": 0.5, "tail_share": 0.4}
 CHART = {"efficiency": 0.6, "bandwidth_efficiency": 0.8}
+WIDE_SHARE = 0.8
+"""Rate of heads of 192 and 128 entries over that of 128."""
 MATH = {"efficiency": 0.15, "bandwidth_efficiency": 0.3, "masked_share": 1.5, "backward_rate_ratio": 1.6}
 ETA, FIXED_US = 0.7, 4.0
 PICOSECONDS_PER_PARAMETER = 20.0
@@ -64,8 +66,10 @@ def _gemm() -> pd.DataFrame:
     for source in gemm.SOURCES:
         for dtype, name in (("bf16", "bfloat16"), ("fp8", "fp8")):
             if dtype == "bf16" or source.fp8_costs:
-                predict = gemm.predict_us if dtype == "bf16" else gemm.predict_fp8_us
-                us = predict(source.gpu, Products.of(_shapes(), dtype), **GEMM)
+                work = Products.of(_shapes(), dtype)
+                us = gemm.predict_us(source.gpu, work, **GEMM)
+                if dtype == "fp8":
+                    us = gemm_fp8.predict_us(gemm.form_of(source.gpu, GEMM), work, 6.0, 0.4)
                 parts.append(_shapes().assign(gpu=source.file_gpu, dtype=name, us=us, src="test"))
     return pd.concat(parts)
 
@@ -131,15 +135,18 @@ def _charts() -> pd.DataFrame:
 
 
 def _attention_simumax() -> pd.DataFrame:
+    """Heads of 128 entries, and of 192 in queries and keys, 128 in values, at `WIDE_SHARE` of their rate."""
     parts = []
-    for name, gpu in (("a100_pcie", "a100-sxm-80gb"), ("b200_sxm", "b200-sxm-180gb")):
-        for direction, h in product(("fwd", "bwd"), (32, 64)):
-            row = {"b": 1, "s": 4096, "h": h, "hkv": h, "d": 128, "causal": True}
+    for name, gpu in (("a100_pcie", "a100-pcie-80gb"), ("b200_sxm", "b200-sxm-180gb")):
+        for direction, h, dqk in product(("fwd", "bwd"), (32, 64), (128, 192)):
+            row = {"b": 1, "s": 4096, "h": h, "hkv": h, "d": (dqk + 128) / 2, "causal": True}
             work = Heads.of(pd.DataFrame([row]))
             backward = direction == "bwd"
-            ns = float(attention_ns(attention.form_of(gpu, {**ATTENTION, **CHART}), work, backward)[0])
+            rate = CHART["efficiency"] * (1 if dqk == 128 else WIDE_SHARE)
+            form = attention.form_of(gpu, {**ATTENTION, "efficiency": rate, "bandwidth_efficiency": 1.0})
+            ns = float(attention_ns(form, work, backward)[0])
             eff = 2 * float(work.flops[0]) * (2.5 if backward else 1.0) / ns / 1e3 / 312.0
-            wide = {"gpu": name, "dir": direction, "dqk": 128, "dv": 128, "contiguous": True, "eff_full": eff}
+            wide = {"gpu": name, "dir": direction, "dqk": dqk, "dv": 128, "contiguous": True, "eff_full": eff}
             parts.append({**{k: v for k, v in row.items() if k not in ("d", "causal")}, **wide, "peak_tflops": 312.0})
     return pd.DataFrame(parts)
 

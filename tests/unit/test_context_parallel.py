@@ -155,12 +155,11 @@ def test_gpt_with_transformer_engines_attention_shares_sequences_too() -> None:
 @pytest.mark.parametrize(
     ("parallel", "old", "new", "path", "text"),
     [
-        ("{context: {degree: 8}}", "megatron", "transformers", "parallel.context", "megatron or torchtitan only"),
-        ("{context: {degree: 8}}", "megatron", "torchtitan", "parallel.context", "needs parallel.fsdp"),
         (
-            "{context: {degree: 4}, pipeline: {degree: 2}, fsdp: {degree: 1}}", "megatron", "torchtitan",
-            "parallel.context", "with parallel.pipeline is written for implementation megatron only",
+            "{context: {degree: 8}}", "PRESET, implementation: megatron", "gpt-tiny, implementation: nanogpt",
+            "parallel.context", "megatron, torchtitan, transformers only",
         ),
+        ("{context: {degree: 8}}", "megatron", "torchtitan", "parallel.context", "needs parallel.fsdp"),
         (
             "{context: {degree: 8}, fsdp: {degree: 1}}", "megatron}", "torchtitan}\nprecision: {compute: fp32}",
             "parallel.context", "is written for flash attention",

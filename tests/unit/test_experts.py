@@ -14,6 +14,7 @@ from sim.hardware import Span
 from sim.model.catalogue import build_model as config_of
 from sim.model.catalogue import preset_shapes
 from sim.model.experts import Experts, rows_of
+from sim.model.faults import ModelError
 from sim.model.flops import active_parameter_count, model_flops_per_token, parameter_count
 from sim.program.kernels import Attention, Collective, Gemm
 from sim.program.program import Owner, Program, Row
@@ -82,6 +83,13 @@ def test_every_second_layer_of_gpt_oss_sees_its_window_alone() -> None:
     setup = setup_of("{data: {degree: 16}}", experts="count: 4", preset="gpt-oss-20b, layers: 4")
     work = [kernel.work for kernel in program_of(setup).kernels if isinstance(kernel.work, Attention)]
     assert Counter((w.window, w.backward) for w in work) == {(n, b): 1 for n in (0, 128) for b in (False, True)}
+
+
+def test_mfu_counts_no_more_keys_than_the_window_has() -> None:
+    config = config_of("gpt-oss-20b", preset_shapes("gpt-oss-20b"))
+    pair = 12 * config.heads * config.head_dim
+    short, long = (model_flops_per_token(config, length) for length in (128, 8192))
+    assert long - short == pair * config.layers // 2 * (8192 - 128)
 
 
 def test_parameters_of_mixtral_and_deepseek_by_hand() -> None:
@@ -261,6 +269,22 @@ def test_experts_need_their_numbers_and_code_that_has_them() -> None:
     assert sorted(path for _, path, _ in found) == ["model.experts.ffn_hidden", "model.experts.top_k"]
     found = problems(text_of("{data: {degree: 16}}").replace("megatron", "torchtitan"))
     assert found[0][1] == "model.implementation"
+
+
+def test_a_gpt_has_experts_in_megatrons_code_without_biases() -> None:
+    experts = {"count": 8, "top_k": 2, "ffn_hidden": 64}
+    config = config_of("gpt-tiny", {**preset_shapes("gpt-tiny"), "bias": False}, None, {"experts": experts})
+    assert config.implementation == "megatron" and config.activation == "gelu"
+    with pytest.raises(ModelError, match=r"experts have no biases here"):
+        config_of("gpt-tiny", preset_shapes("gpt-tiny"), None, {"experts": experts})
+    with pytest.raises(ModelError, match=r"nanogpt"):
+        config_of("gpt-tiny", {**preset_shapes("gpt-tiny"), "bias": False}, "nanogpt", {"experts": experts})
+
+
+def test_sinkhorn_goes_without_other_balancing() -> None:
+    experts = {"sinkhorn": True, "auxiliary_loss": True}
+    with pytest.raises(ModelError, match=r"goes without auxiliary_loss"):
+        config_of("mixtral-tiny", preset_shapes("mixtral-tiny"), "megatron", {"experts": experts})
 
 
 def test_any_llama_can_be_given_experts() -> None:

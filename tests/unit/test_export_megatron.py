@@ -25,6 +25,7 @@ ROUND_TRIPS = [
     "--hidden-dropout 0 --attention-dropout 0 --no-bias-dropout-fusion --no-gradient-accumulation-fusion",
     "--context-parallel-size 2 --global-batch-size 16",
     "--context-parallel-size 4 --cp-comm-type all_gather",
+    "--context-parallel-size 4 --cp-comm-type a2a",
     MIXTRAL + " --expert-model-parallel-size 4",
 ]
 

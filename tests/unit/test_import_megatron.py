@@ -108,6 +108,7 @@ def test_defaults_are_megatrons(tmp_path: Path) -> None:
         ("--context-parallel-size 2", "context.degree", 2),
         ("--context-parallel-size 2", "data_parallel", 4),
         ("--context-parallel-size 2 --cp-comm-type all_gather", "context.kind", "all-gather"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "context.kind", "ulysses"),
         ("--grad-reduce-in-bf16", "precision.reduce", "bf16"),
         ("--clip-grad 0", "optimizer.clip_norm", None),
         ("--pipeline-model-parallel-size 4", "pipeline.placement", (6, 6, 6, 6)),
@@ -201,7 +202,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         ("--squared-relu", "--squared-relu"),
         ("--quick-geglu", "--quick-geglu"),
         ("--cuda-graph-impl local", "--cuda-graph-impl local"),
-        ("--context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type a2a"),
+        ("--context-parallel-size 2 --cp-comm-type a2a+p2p", "--cp-comm-type a2a+p2p"),
         ("--recompute-granularity selective --recompute-modules core_attn moe_act", "--recompute-modules core_attn moe_act"),
     ],
 )  # fmt: skip

@@ -232,3 +232,16 @@ def test_times_of_a_profile_of_ones_own_are_called_calibrated(tmp_path: Path) ->
 
 def test_shipped_profiles_measure_no_shapes() -> None:
     assert len(load_profile("h100-sxm").measured) == 0
+
+
+def test_a_profile_of_a_processor_is_doubted_where_a_gpu_is_to_run(tmp_path: Path) -> None:
+    device = "{kind: cpu, name: a processor, sms: 2, peaks: {fp32: 1.0e+11}, memory_bandwidth_bytes_per_s: 2.0e+10}"
+    files = {"cpu.yaml": OWN.replace("{gpu: h100-sxm-80gb}", device), "gpu.yaml": OWN, "torn.yaml": "device: ["}
+    said = {}
+    for name, text in files.items():
+        scenario = tmp_path / f"of_{name}"
+        scenario.write_text(SCENARIO % write(tmp_path, text, name))
+        said[name] = load_scenario(scenario).warnings
+    (warning,) = said.pop("cpu.yaml")
+    assert "was measured on a CPU" in warning and "profile" in warning
+    assert set(said.values()) == {()}

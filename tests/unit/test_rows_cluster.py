@@ -46,6 +46,13 @@ def test_squared_relu_is_written_into_the_model() -> None:
     assert (model["activation"], model["norm"], model["ffn_hidden"]) == ("squared_relu", "layer_norm", 4 * 256)
 
 
+def test_products_run_at_the_rate_that_the_authors_measured_on_the_machine() -> None:
+    simumax = {"source": "SimuMax v1.2 B200 release (real Megatron-LM runs)", "precision": "bf16"}
+    assert document(**simumax, gpu="B200-SXM")["gemm_efficiency"] == 0.51
+    assert "gemm_efficiency" not in document(**simumax, gpu="H100")
+    assert "gemm_efficiency" not in document(gpu="B200-SXM")
+
+
 def test_a_smaller_card_of_a_kind_has_its_own_memory() -> None:
     assert document(gpu="V100-SXM2-16GB")["cluster"]["usable_memory"] == "15.75 GiB"
     assert document(gpu="V100-SXM2-16GB")["precision"]["compute"] == "fp16"

@@ -14,6 +14,7 @@ PAGE = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
 PICTURES = re.findall(r"!\[\w+\]\((img/strategies/\w+\.png)\)", PAGE)
 SCENARIOS = (
     "strategies.yaml", "megatron_recompute.yaml", "compiled.yaml", "moe.yaml", "lora.yaml", "sharding_families.yaml",
+    "ulysses.yaml",
 )  # fmt: skip
 
 

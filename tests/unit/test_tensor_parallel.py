@@ -216,3 +216,18 @@ def test_a_split_that_cannot_be_is_a_problem(parallel: str, old: str, new: str, 
     with pytest.raises(ScenarioError) as caught:
         load_text(scenario.replace(old, new, 1) if old else scenario, "tp")
     assert any(p.path == path and text in p.text for p in caught.value.problems), caught.value.problems
+
+
+def test_under_fsdp2_gradients_of_some_tokens_are_summed_over_the_tensor_ranks() -> None:
+    """Norms, and biases behind row-parallel layers: gathered over FSDP's ranks, summed at once, sharded again."""
+    both = "{tensor: {degree: 2, sequence_parallel: true}, fsdp: {degree: 4}}"
+    setup = setup_of(both, "optimizer: {clip_norm: null}\n")
+    slots = build_model(setup.model, setup.tensor).parameters()  # type: ignore[arg-type]
+    partial = [slot for slot in slots if slot.partial]
+    program = record(setup, steps=1)
+    used = [program.collectives[n] for n in program.row_argument[program.row_kind == Row.COLLECTIVE].tolist()]
+    total, sharded = used[-1 - len(partial)], used[-len(partial) :]
+    assert (total.kind, total.group, total.bytes) == ("all_reduce", "tp", 2 * sum(slot.elements for slot in partial))
+    assert [c.kind for c in sharded] == ["broadcast"] * len(partial)
+    alone = record(setup_of("{tensor: {degree: 2}, fsdp: {degree: 4}}", "optimizer: {clip_norm: null}\n"), steps=1)
+    assert "broadcast" not in {c.kind for c in alone.collectives}

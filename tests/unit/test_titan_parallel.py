@@ -12,6 +12,7 @@ from sim.model.build import build_model
 from sim.program.program import Phase, Program, Row
 from sim.runtime.record import record
 from sim.runtime.train import record_training
+from sim.runtime.train_pipeline import record_pipeline
 from sim.scenario import load_text
 from sim.scenario.setup import Setup
 from tests.exact.test_stamps import assert_equal
@@ -137,3 +138,30 @@ def test_what_does_not_fit_is_told(old: str, new: str, says: str) -> None:
     assert old in text
     found = problems(text.replace(old, new, 1))
     assert any(says in message for _, _, message in found), found
+
+
+@pytest.mark.parametrize("form", ["eager", "full", "compiled"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_stages_share_sequences(schedule: str, form: str) -> None:
+    """context_parallel is entered once per step: every stage's rope cache is cut once, whatever the micro-batches; every
+    layer of every micro-batch meets the ranks of its sequence; stages hand on a rank's own tokens."""
+    stages = f"{{fsdp: {{degree: 2}}, context: {{degree: 2}}, pipeline: {{degree: 2, schedule: {schedule}}}}}"
+    setup = setup_of(stages, FORMS[form], accumulation=8)
+    whole = setup_of(CONTEXT, FORMS[form], accumulation=1)
+    program, alone = record_pipeline(setup, 0, 2), record(whole, 2)
+    h = setup.model.hidden  # type: ignore[union-attr]
+    assert {transfer.bytes for transfer in program.transfers} == {2 * 256 // 2 * h * 2}
+    phases = [Phase.FORWARD, Phase.BACKWARD] + [Phase.RECOMPUTE] * (form == "full")
+    for phase in phases:
+        once = meetings(alone, phase, "cp", "layers.0")
+        assert once
+        assert meetings(program, phase, "cp", "layers.0") == Counter({kind: 8 * n for kind, n in once.items()})
+    chunks = 2 if schedule == "interleaved" else 1
+    assert launches(program, "aten::index_select") == 2 * chunks  # the rope caches of two steps
+    assert_equal(program, record_pipeline(setup, 0, 2, stamps=False, folds=False))
+    assert simulate_setup(setup).time is not None
+
+
+def launches(program: Program, name: str) -> int:
+    rows = program.row_argument[program.row_kind == Row.LAUNCH]
+    return sum(program.kernels[row].name == name for row in rows.tolist())

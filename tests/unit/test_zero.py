@@ -139,3 +139,9 @@ def test_sums_in_fp32_take_buffers_of_their_own() -> None:
 )
 def test_what_is_not_modelled_is_refused(overrides: list[str], text: str) -> None:
     assert any(text in problem[2] for problem in problems(SCENARIO, overrides))
+
+
+@pytest.mark.parametrize("stage", ["true", "0", "4", '"2"', "1.5"])
+def test_a_stage_is_a_number_from_1_to_3(stage: str) -> None:
+    found = problems(SCENARIO.replace("stage: 2", f"stage: {stage}"))
+    assert [(path, "one of 1, 2, 3" in text) for _, path, text in found] == [("parallel.zero.stage", True)]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ContextKind = Literal["ring", "all-gather"]
+ContextKind = Literal["ring", "all-gather", "ulysses"]
 
 
 @dataclass(frozen=True, slots=True)
 class ContextParallel:
     """`degree` ranks share a sequence. Keys and values go round in a ring, each step beside the attention of the one
-    before, or are gathered whole before attention begins."""
+    before, or are gathered whole before attention begins; or ranks exchange tokens for heads (ulysses)."""
 
     degree: int = 1
     kind: ContextKind = "ring"

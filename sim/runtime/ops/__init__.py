@@ -27,6 +27,7 @@ from sim.runtime.ops import (
     sequence,
     tensor_parallel,
     transformer_engine,
+    ulysses,
     views,
 )
 
@@ -53,5 +54,6 @@ __all__ = [
     "sequence",
     "tensor_parallel",
     "transformer_engine",
+    "ulysses",
     "views",
 ]

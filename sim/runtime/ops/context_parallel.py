@@ -18,6 +18,7 @@ from sim.program.program import COMPUTE, CONTEXT, Owner
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, rule
 from sim.runtime.ops.fused_attention import FusedAttention, attend, attend_back
+from sim.runtime.ops.ulysses import HeadsAttention
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
@@ -192,8 +193,11 @@ def seen_keys(keys: Tensor, ranks: int) -> list[Tensor]:
     return [keys.alias((part * parts, *keys.shape[1:])) for parts in (ranks, ranks + 1)]
 
 
+KINDS: dict[str, type[Op]] = {"ring": RingAttention, "all-gather": GatheredAttention, "ulysses": HeadsAttention}
+
+
 @rule("fused_attention")
 def fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, ranks: int, kind: str, window: int) -> Tensor:
     if ranks == 1:
         return tape.apply_tuple(FusedAttention, (q, k, v), window)[0]
-    return tape.apply_tuple(RingAttention if kind == "ring" else GatheredAttention, (q, k, v), ranks)[0]
+    return tape.apply_tuple(KINDS[kind], (q, k, v), ranks)[0]

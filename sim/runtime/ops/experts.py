@@ -228,13 +228,14 @@ def _exchanged(tape: Tape, x: Tensor, shape: tuple[int, ...], ranks: int) -> Ten
 
 
 class GatherRows(Op):
-    """_GatherFromSequenceParallelRegion over `group`: all ranks' rows, a new buffer; backward sums and scatters."""
+    """_GatherFromSequenceParallelRegion over `group`: all ranks' rows, in a new buffer or the global one; backward sums
+    and scatters, into the same."""
 
     node = "_GatherFromSequenceParallelRegionBackward"
 
     @staticmethod
-    def forward(tape: Tape, x: Tensor, ranks: int, group: str) -> Tensor:
-        return _collected(tape, "all_gather", x, (x.shape[0] * ranks, *x.shape[1:]), ranks, group)
+    def forward(tape: Tape, x: Tensor, ranks: int, group: str, buffered: bool) -> Tensor:
+        return _collected(tape, "all_gather", x, (x.shape[0] * ranks, *x.shape[1:]), ranks, group, buffered)
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
@@ -255,8 +256,10 @@ class ScatterRows(Op):
         return [_collected(tape, "all_gather", first(gradients), node.metas[0][0], *node.attributes)]
 
 
-def _collected(tape: Tape, kind: CollectiveKind, x: Tensor, shape: tuple[int, ...], ranks: int, group: str) -> Tensor:
-    out = tape.empty(shape, x.dtype)
+def _collected(
+    tape: Tape, kind: CollectiveKind, x: Tensor, shape: tuple[int, ...], ranks: int, group: str, buffered: bool = False
+) -> Tensor:
+    out = tape.global_buffer(prod(shape), x.dtype).alias(shape) if buffered else tape.empty(shape, x.dtype)
     tape.recorder.collective(Collective(kind, max(x.bytes, out.bytes), group, ranks, x.dtype), COMPUTE)
     return out
 
@@ -318,8 +321,8 @@ def all_to_all(tape: Tape, x: Tensor, rows: int, ranks: int) -> Tensor:
 
 
 @rule("gather_rows")
-def gather_rows(tape: Tape, x: Tensor, ranks: int, group: str) -> Tensor:
-    return tape.apply(GatherRows, (x,), ranks, group)
+def gather_rows(tape: Tape, x: Tensor, ranks: int, group: str, buffered: bool) -> Tensor:
+    return tape.apply(GatherRows, (x,), ranks, group, buffered)
 
 
 @rule("scatter_rows")

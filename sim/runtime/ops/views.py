@@ -175,6 +175,18 @@ class Split(Op):
         return [tape.pointwise("aten::cat", shape, dtype, None, sum(g.bytes for g in gradients if g), "copy")]
 
 
+class SplitRows(Op):
+    """Parts along the first dimension. Backward as above."""
+
+    node = "SplitWithSizesBackward0"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return tuple(x.alias((size, *x.shape[1:]), x.strides) for size in sizes)
+
+    backward = Split.backward
+
+
 class Chunk(Op):
     """x.chunk(n, dim=1): parts of a size, the last may be shorter. Backward: one cat of all parts' gradients."""
 
@@ -292,6 +304,11 @@ def select(tape: Tape, x: Tensor, dim: int) -> Tensor:
 def split(tape: Tape, x: Tensor, size: int | tuple[int, ...]) -> tuple[Tensor, ...]:
     sizes = size if isinstance(size, tuple) else (size,) * (x.shape[-1] // size)
     return tape.apply_tuple(Split, (x,), sizes)
+
+
+@rule("split_rows")
+def split_rows(tape: Tape, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tape.apply_tuple(SplitRows, (x,), sizes)
 
 
 @rule("chunk")

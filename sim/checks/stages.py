@@ -1,0 +1,50 @@
+"""What a published row says of its pipeline: schedule, stages per rank, layers per stage."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sim.checks.facts import Facts
+from sim.checks.software import software_of
+
+
+def pipeline_of(facts: Facts) -> dict[str, Any]:
+    """Fields of parallel.pipeline."""
+    chunks = _chunks(facts)
+    virtual = {"virtual": chunks} if chunks > 1 else {}
+    return {"degree": facts.pp, "schedule": _schedule(facts), **virtual, **_placement(facts)}
+
+
+def _schedule(facts: Facts) -> str:
+    """1F1B unless the notes name another ("schedule=ZB-1p"); interleaved where the row prints chunks."""
+    named = re.search(r"schedule[= ]+([^;,]*)", facts.text.get("notes", ""), re.IGNORECASE)
+    for pattern, name in SCHEDULES:
+        if named and re.search(pattern, named[1], re.IGNORECASE):
+            return name
+    return "interleaved" if _chunks(facts) > 1 else "1f1b"
+
+
+def _placement(facts: Facts) -> dict[str, Any]:
+    """With two stages more than layers, embedding and head have stages of their own."""
+    stages = facts.pp * _chunks(facts)
+    if facts.layers is None or stages != facts.layers + 2 or software_of(facts).gpt != "megatron":
+        return {}
+    return {"placement": [0, *[1] * facts.layers, 0]}
+
+
+SCHEDULES = (
+    ("zb-?v", "zb-v"),
+    ("zb-?(h2|2p)", "zb-h2"),
+    ("zb-?(h1|1p)|zero-?bubble", "zb-h1"),
+    ("gpipe", "gpipe"),
+    ("1f1b-i|interleaved", "interleaved"),
+)
+"""Words of the notes and the schema's names of schedules, in the order in which they are looked for."""
+
+
+def _chunks(facts: Facts) -> int:
+    """Stages per rank: vpp, or one per layer where the row says "max"."""
+    if facts.says("vpp", "^max") and facts.layers is not None:
+        return -(-facts.layers // facts.pp)
+    return facts.vpp
