@@ -163,10 +163,10 @@ class PipelineRank:
                 self._compute(step.action)
                 mark(f"{'fwd' if step.action.kind is Kind.FORWARD else 'bwd'}{step.action.micro_batch}")
         passed.append(self.tape.recorder.position())
+        self._wait_for_sent()
         for _, sent in self._sent.values():
             self.tape.recorder.wait(COMPUTE, sent)
         self._sent.clear()
-        self._blocking.clear()
         self._returned.clear()
         if (fold := self.fold) is not None:
             oldest, before, begin, end = (passed[at] for at in (fold.oldest, fold.before, fold.begin, fold.end))
@@ -174,9 +174,7 @@ class PipelineRank:
 
     # -- computing ---------------------------------------------------------------------------------------------
     def _compute(self, action: Action) -> None:
-        for event in self._blocking:
-            self.tape.recorder.sync(event)
-        self._blocking.clear()
+        self._wait_for_sent()
         if action.kind is Kind.FORWARD:
             self._forward(action)
         elif action.kind is Kind.BACKWARD:
@@ -185,6 +183,11 @@ class PipelineRank:
             self._input_gradient(action)
         else:
             self._weight_gradients(action)
+
+    def _wait_for_sent(self) -> None:
+        for event in self._blocking:
+            self.tape.recorder.sync(event)
+        self._blocking.clear()
 
     def _forward(self, action: Action) -> None:
         stage = self.stages[action.stage]
