@@ -154,8 +154,14 @@ FEATURES = (
     Feature(
         name="8-bit products by Transformer Engine",
         path="precision.fp8",
-        needed=lambda f: fp8_recipe(f) is not None,
+        needed=lambda f: fp8_recipe(f) not in (None, "nvfp4"),
         value=lambda f: fp8_recipe(f),
+    ),
+    Feature(
+        name="4-bit products by Transformer Engine",
+        path="precision.fp4",
+        needed=lambda f: fp8_recipe(f) == "nvfp4",
+        value=lambda f: "nvfp4",
     ),
     Feature(
         name="weights gathered in 8 bit",

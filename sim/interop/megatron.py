@@ -230,18 +230,22 @@ def _put_precision(draft: Draft) -> None:
 
 
 def _put_fp8(draft: Draft) -> None:
-    """Transformer Engine's 8-bit products; what belongs to them says nothing without them."""
+    """Transformer Engine's 8- or 4-bit products; what belongs to them says nothing without them."""
     edges = ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
-    if not draft.has("fp8-format"):
-        for name in ("fp8-recipe", "fp8-param-gather", "first-last-layers-bf16", *edges):
+    kind = next((kind for kind in ("fp8", "fp4") if draft.has(f"{kind}-format")), None)
+    for other in ("fp8", "fp4"):
+        if other != kind:
+            draft.use(f"{other}-recipe", f"not used: without --{other}-format")
+    if kind is None:
+        for name in ("fp8-param-gather", "first-last-layers-bf16", *edges):
             draft.use(name, "not used: without --fp8-format")
         return
-    recipe = draft.get("fp8-recipe")
-    if recipe not in ("delayed", "tensorwise", "mxfp8"):
-        draft.cannot("fp8-recipe", "another way to find scales: 16-bit products are played")
+    recipe = draft.get(f"{kind}-recipe")
+    if recipe not in (("delayed", "tensorwise", "mxfp8") if kind == "fp8" else ("nvfp4",)):
+        draft.cannot(f"{kind}-recipe", "another way to find scales: 16-bit products are played")
         return
-    draft.put("precision.fp8", recipe, "fp8-format", "fp8-recipe")
-    if draft.has("fp8-param-gather") and recipe == "mxfp8":
+    draft.put(f"precision.{kind}", recipe, f"{kind}-format", f"{kind}-recipe")
+    if draft.has("fp8-param-gather") and recipe in ("mxfp8", "nvfp4"):
         draft.cannot("fp8-param-gather", "weights stored with scales of blocks: 16-bit weights are played")
     elif draft.has("fp8-param-gather"):
         draft.put("parallel.data.fp8_parameters", True, "fp8-param-gather")

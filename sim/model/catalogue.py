@@ -55,7 +55,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 
 NO_FUSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(
     ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion", "persistent_norm"), (False,)
-)
+) | {"liger": ((),)}
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
     "dropout": (0.0,),
@@ -76,7 +76,8 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
 }
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
-    ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",), "loss_chunks": (1,)},
+    ("llama", "transformers"): {name: known for name, known in LLAMA_CODE.items() if name != "liger"}
+    | {"rope": ("half",), "loss_chunks": (1,)},
     ("llama", "megatron"): LLAMA_CODE
     | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
     | {"activation": ("silu", "squared_relu")}

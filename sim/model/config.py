@@ -29,12 +29,12 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
-    """Products of layers' linear parts in 8 bit by Transformer Engine; but for so many layers at the start and the end.
+    """Products of layers' linear parts in 8 bit (nvfp4: in 4) by Transformer Engine, but for so many layers at either end.
 
     `recipe`: Megatron's name of how scales are found (sim.runtime.fp8). `stored`: these weights exist in 8 bit only.
     """
 
-    recipe: Literal["delayed", "tensorwise", "mxfp8"]
+    recipe: Literal["delayed", "tensorwise", "mxfp8", "nvfp4"]
     first: int = 0
     last: int = 0
     stored: bool = False
@@ -99,6 +99,8 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
+    liger: tuple[str, ...] = ()
+    """Kernels of Liger in the place of transformers' own: rope, rms_norm, swiglu, fused_linear_cross_entropy."""
     head: Literal["language_model", "classification", "pretraining"] = "language_model"
     """What comes out: scores over the vocabulary for every token, over `classes` for every sequence, or the first with
     those of the order of two sentences (Megatron's BERT)."""

@@ -84,6 +84,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "persistent_norm": (False,),
     "logits": ("keep_dtype",),
     "loss_chunks": (1,),
+    "liger": ((),),
 }
 _LAYER_NORM: dict[str, tuple[Any, ...]] = {
     "norm": ("layer_norm",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.model.calls import Shape, Tensor, call
+from sim.model.calls import Shape, Tensor, call, call_tuple
 from sim.model.module import Parameter
 from sim.model.shard.context import ContextParallel
 
@@ -49,6 +49,26 @@ def persistent_rms_norm(x: Tensor, weight: Parameter) -> Tensor:
 def persistent_layer_norm(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
     """layer_norm by a kernel that keeps a row in registers (apex's FastLayerNorm, Transformer Engine)."""
     return call("persistent_layer_norm", x, weight.tensor, bias.tensor)
+
+
+def liger_rms_norm(x: Tensor, weight: Parameter) -> Tensor:
+    """Liger's rms_norm, whose backward writes over the gradient that comes in."""
+    return call("liger_rms_norm", x, weight.tensor)
+
+
+def liger_swiglu(gate: Tensor, value: Tensor) -> Tensor:
+    """Liger's silu(gate) * value; keeps both, and writes their gradients over them."""
+    return call("liger_swiglu", gate, value)
+
+
+def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Liger's rotary positions of q and k [B, heads, S, D], in place."""
+    return call_tuple("liger_rope", q, k, cos, sin)
+
+
+def liger_linear_cross_entropy(hidden: Tensor, weight: Parameter, targets: Tensor) -> Tensor:
+    """Liger's head and loss in one: hidden [N, H], weight [V, H], targets [N]; gradients are computed on the way."""
+    return call("liger_linear_cross_entropy", hidden, weight.tensor, targets)
 
 
 def scale_by(x: Tensor, weight: Parameter, weight_first: bool = False) -> Tensor:

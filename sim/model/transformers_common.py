@@ -59,11 +59,14 @@ class TransformersModel(LanguageModel):
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs: Any = self(tokens, targets)
-        loss, logits = outputs
-        return loss, logits
+        return outputs if isinstance(outputs, tuple) else (outputs, None)
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
+        """The loss and the logits; where Liger fuses them, the loss alone."""
         hidden = self.hidden_states(tokens)
+        if "fused_linear_cross_entropy" in self.config.liger:
+            with active().computing_loss():
+                return self._fused_loss(hidden, labels)
         logits = self.lm_head(hidden)
         if self.config.logits == "model_upcast":
             logits = logits.float()
@@ -72,9 +75,26 @@ class TransformersModel(LanguageModel):
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """ForCausalLMLoss: logits in fp32; labels padded by one and shifted (a copy where B > 1)."""
-        batch, length, vocab = logits.shape
         if self.config.logits == "loss_upcast":
             logits = logits.float()
-        labels = F.compute("constant_pad_nd", (batch, length + 1), "int64", targets)
-        shifted = labels.narrow(1, 1, length).contiguous()
-        return F.cross_entropy(logits.view(-1, vocab), shifted.view(-1))
+        padded = padded_labels(targets)
+        shifted = shifted_labels(padded)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), shifted.view(-1))
+
+    def _fused_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """LigerForCausalLMLoss: logits never exist as a whole."""
+        padded = padded_labels(targets)
+        shifted = shifted_labels(padded)
+        flat = hidden.view(-1, hidden.shape[-1])
+        return F.liger_linear_cross_entropy(flat, self.lm_head.weight, shifted.view(-1))
+
+
+def padded_labels(targets: Tensor) -> Tensor:
+    """One more per sequence."""
+    batch, length = targets.shape
+    return F.compute("constant_pad_nd", (batch, length + 1), "int64", targets)
+
+
+def shifted_labels(padded: Tensor) -> Tensor:
+    """Of the next token; a copy where there are several sequences."""
+    return padded.narrow(1, 1, padded.shape[1] - 1).contiguous()

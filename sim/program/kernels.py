@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int64", "int32", "bool", "uint8", "complex64"]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp4", "int64", "int32", "bool", "uint8", "complex64"]
 ITEM_BYTES: dict[str, int] = {
     "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "complex64": 8,
 }  # fmt: skip
 
 
 def packed_bytes(elements: int, dtype: str) -> int:
-    """Bytes of so many factors of a product: in 4 bit ("fp4", a dtype of products alone) two to a byte."""
+    """Bytes of so many numbers: of 4 bit ("fp4", Transformer Engine's alone) two to a byte."""
     return elements // 2 if dtype == "fp4" else elements * ITEM_BYTES[dtype]
 
 

@@ -95,6 +95,9 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
         chunked = isinstance(setup.model, ModelConfig) and setup.model.loss_chunks > 1
         if chunked:
             return "more chunks of the loss (model.loss_chunks)"
+        if isinstance(setup.model, ModelConfig) and _has_liger(setup.model):
+            fused = "fused_linear_cross_entropy"
+            return None if fused in setup.model.liger else f"Liger's fused loss (model.liger: [{fused}])"
         if setup.family is not None or not _has_chunked_loss(setup):
             return "a chunked loss (which no scenario can play here yet)"
         how = ", model.loss_chunking: projection" if fsdp is not None else ""
@@ -134,6 +137,11 @@ def _against_states(setup: Setup) -> str:
         if getattr(setup, name) is not None:
             return f"sharding over more GPUs (parallel.{name}.degree)"
     return "sharding (parallel.fsdp)"
+
+
+def _has_liger(model: ModelConfig) -> bool:
+    """Has Liger kernels for the imitated code?"""
+    return "liger" not in CHOICES[model.family, model.implementation]
 
 
 def _has_chunked_loss(setup: Setup) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.model.calls import Shape
 from sim.model.calls import Tensor as ModelTensor
-from sim.program.kernels import ITEM_BYTES
+from sim.program.kernels import packed_bytes
 from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Gradients, Node, SavedTensor, SavedTensorHook, run_backward
@@ -176,7 +176,7 @@ class Tape:
         self, shape: Shape, dtype: str, strides: Strides = None, stream: int | None = None, owner: int | None = None
     ) -> Tensor:
         recorder = self.recorder
-        size_bytes = prod(shape) * ITEM_BYTES[dtype]
+        size_bytes = packed_bytes(prod(shape), dtype)
         on, of = recorder.stream if stream is None else stream, recorder.default_owner if owner is None else owner
         storage = Storage(recorder, size_bytes, on, of)
         return Tensor(storage, shape, dtype, strides)

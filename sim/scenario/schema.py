@@ -22,6 +22,7 @@ from sim.scenario.kinds import (
     Duration,
     DurationPerLayer,
     Layers,
+    LigerKernels,
     MicroBatches,
     Momentum,
     Names,
@@ -144,6 +145,10 @@ class ModelSection(EncoderFields):
     loss_chunking: Literal["backward", "projection", "logits"] | None = None
     """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
     projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
+    liger: LigerKernels | None = None
+    """transformers, Llama-like models: kernels of Liger-Kernel in the place of its own, as named in its
+    apply_liger_kernel_to_llama. fused_linear_cross_entropy: head and loss chunk by chunk (about as many logits at a time
+    as hidden states), gradients computed on the way, no logits kept. Default: none."""
     experts: ExpertsSection | None = None
     """Experts in the place of MLPs. Default: those of the preset or config.json."""
     latent: LatentSection | None = None
