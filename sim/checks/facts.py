@@ -35,10 +35,11 @@ VTRAIN_COLUMNS = {
 }  # fmt: skip
 VTRAIN_FACTS = {
     "source": "vTrain (Megatron-DeepSpeed)", "gpu": "A100-SXM4-80GB", "mlp_type": "gelu", "attention": "standard",
-    "precision": "fp16", "recompute": "full (doubtful)", "offload": "none", "compile": "no", "cp": "1",
+    "vocab": "50257", "precision": "fp16", "recompute": "none (doubtful)", "offload": "none", "compile": "no", "cp": "1",
     "fsdp_or_zero": "none",
 }  # fmt: skip
-"""What the page around that table says of all of its rows. Its checkpointing is doubtful (docs/validation.md)."""
+"""What all of that table's rows share: what the page around it says, but for the recomputation that it speaks of, which is
+not in the times, and the vocabulary of the program that made them (docs/validation.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,8 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     if code not in known:
         assumptions.append(f"{known[0]}'s code stands for {code}'s")
     if section["implementation"] == "megatron":
-        section["vocab"] = _padded(
-            int(section.get("vocab") or preset_shapes(section["preset"])["vocab"]), 128 * facts.tp
-        )
+        vocab = int(section.get("vocab") or preset_shapes(section["preset"])["vocab"])
+        section["vocab"] = _padded(vocab, 128 * facts.tp) if software.pads_vocabulary else vocab - vocab % facts.tp
     if family == "gpt" and section["implementation"] != "megatron":
         section |= {"dropout": 0.0, "logits": "loss_upcast"}
     if family == "llama" and facts.says("compile", "^yes") and not compiled(facts):

@@ -91,6 +91,11 @@ class Plan:
         tokens: int = batch["micro_batch"] * batch["seq_len"] * batch.get("accumulation", 1) * self.facts.dp
         return tokens
 
+    def doubted(self) -> Sections:
+        """The scenario where the row's recomputation is doubtful: all layers' in the place of none, else none."""
+        recomputed = self.document["checkpoint"] is not None
+        return self.document | {"checkpoint": None if recomputed else {"every": 1, **_stop(self.software, "full")}}
+
 
 def plan_of(facts: Facts) -> Plan:
     """The scenario of a row. Raises NotExpressible."""
@@ -263,9 +268,7 @@ def precision(facts: Facts, gpu: Gpu, software: Software, shared: Sections, assu
 def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sections | None:
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
     label = recomputed(facts).lower()
-    stop: Sections = {} if software.early_stop else {"early_stop": False}
-    if software.reentrant and (re.search(REGIONS, label) or not re.search(PARTS, label)):
-        stop = {"reentrant": True}
+    stop = _stop(software, label)
     if not label and software.recompute:
         label = software.recompute
         assumptions.append(f"recompute {label}, the software's own")
@@ -287,6 +290,13 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
             assumptions.append("selective recomputation as torchtitan's")
         return {"every": 1, "save": SELECTIVE, **stop}
     raise NotExpressible(f"recompute {label} is not known")
+
+
+def _stop(software: Software, label: str) -> Sections:
+    """How the software's recomputation ends: reentrant where it wraps whole layers, else early by its PyTorch."""
+    if software.reentrant and (re.search(REGIONS, label) or not re.search(PARTS, label)):
+        return {"reentrant": True}
+    return {} if software.early_stop else {"early_stop": False}
 
 
 def attention_kernels(facts: Facts, software: Software) -> tuple[str, ...]:

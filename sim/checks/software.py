@@ -44,6 +44,8 @@ class Software:
     """The training loop holds the logits during backward."""
     early_stop: bool = True
     """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
+    pads_vocabulary: bool = True
+    """Where it imitates Megatron: to a multiple of 128 rows per tensor-parallel rank."""
     swiglu_fusion: bool | None = None
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
     megatron: MegatronAge = "core"
@@ -191,6 +193,14 @@ KNOWN = (
         sharding="fsdp2",
     ),
     replace(MEGATRON_DEEPSPEED, name="BigScience's Megatron-DeepSpeed", pattern="bigscience", megatron="2021"),
+    replace(  # VIA-Research/vTrain, src/config.py, src/model and src/predictor.py
+        MEGATRON_DEEPSPEED,
+        name="vTrain's model of Megatron-DeepSpeed",
+        pattern="vtrain",
+        megatron="2021",
+        reduce="fp16",
+        pads_vocabulary=False,
+    ),
     MEGATRON_DEEPSPEED,
     replace(
         NEMO,

@@ -243,9 +243,13 @@ def test_megatron_without_its_main_parameters_says_so(monkeypatch: pytest.Monkey
 
 
 def test_where_recomputation_is_doubtful_both_times_are_reported() -> None:
-    doubtful, full = score_row(row(recompute="full (doubtful)")), score_row(row(recompute="full"))
-    assert doubtful.figures == full.figures
-    assert doubtful.reason.startswith("without recomputation 0.")
+    scores = {
+        label: score_row(row(recompute=label)) for label in ("full", "none", "full (doubtful)", "none (doubtful)")
+    }
+    for label, other, how in (("full", "none", "without"), ("none", "full", "with full")):
+        doubtful = scores[f"{label} (doubtful)"]
+        assert doubtful.figures == scores[label].figures
+        assert doubtful.reason.startswith(f"{how} recomputation {scores[other].figures['predicted_step_time_s']:.6g} s")
 
 
 def test_a_blank_micro_batch_is_the_largest_that_fits() -> None:
@@ -312,7 +316,15 @@ def test_a_row_of_vtrain_is_read_by_its_own_columns() -> None:
     })  # fmt: skip
     assert (facts.num_gpus, facts.layers, facts.dp) == (2, 24, 2)
     assert facts.step_time_s == pytest.approx(0.37216)
-    assert software_of(facts).name == "Megatron-DeepSpeed"
+    plan = plan_of(facts)
+    assert plan.software.name == "vTrain's model of Megatron-DeepSpeed"
+    assert (plan.document["model"]["vocab"], plan.document["checkpoint"]) == (50257, None)
+    assert plan.document["precision"]["reduce"] == "fp16"
+
+
+def test_vtrains_ranks_share_a_vocabulary_without_padding() -> None:
+    changes = {"source": "vTrain", "mlp_type": "gelu", "vocab": "50257", "tp": "4", "num_gpus": "4", "dp": "1"}
+    assert document(**changes, fsdp_or_zero="none")["model"]["vocab"] == 4 * 12564
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,10 @@ def _weight_gradient(tape: Tape, x: Tensor, gradient: Tensor, weight: Tensor) ->
     """dW; None where the product adds to the main gradient itself."""
     (n, k), rows = weight.shape, prod(gradient.shape[:-1])
     if tape.main_gradients is not None and tape.main_gradients.takes(weight):
-        tape.recorder.launch("wgrad_gemm_accum_fp32", Gemm(n, k, rows, gradient.dtype, accumulate=True))
+        work = Gemm(n, k, rows, gradient.dtype, accumulate=True, over_rows=True)
+        tape.recorder.launch("wgrad_gemm_accum_fp32", work)
         return None
-    return tape.matmul_out("aten::mm", n, k, rows, gradient.dtype)
+    return tape.matmul_out("aten::mm", n, k, rows, gradient.dtype, over_rows=True)
 
 
 def _gathered_weight_gradient(tape: Tape, x: Tensor, gradient: Tensor, weight: Tensor, ranks: int) -> Tensor | None:
