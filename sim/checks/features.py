@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from sim.checks.data_parallel import has_families, states_on_host
 from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
-    arguments,
     expert_parallel,
     expert_ranks,
     experts_of,
@@ -26,7 +25,7 @@ from sim.checks.experts import (
     latent_of,
     uses_latent_attention,
 )
-from sim.checks.facts import Facts
+from sim.checks.facts import Facts, arguments
 from sim.checks.recipes import recipe_of
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
@@ -37,6 +36,7 @@ from sim.checks.training import (
     has_lora,
     is_four_bit,
     lora,
+    loss_fusion,
     optimizer_name,
 )
 from sim.scenario.schema import ScenarioFile
@@ -116,6 +116,18 @@ FEATURES = (
         path="model.norm",
         needed=lambda f: f.says("mlp_type", "squared"),
         value=lambda f: "layer_norm",
+    ),
+    Feature(
+        name="a head that is the embedding's matrix, or not",
+        path="model.tied_embeddings",
+        needed=lambda f: bool(arguments(f)) and not f.says("model_name", r"\b(bert|t5)\b"),
+        value=lambda f: not arguments(f).get("untie-embeddings-and-output-weights"),
+    ),
+    Feature(
+        name="losses in fused kernels",
+        path="model.loss_fusion",
+        needed=lambda f: loss_fusion(f) != "none",
+        value=lambda f: loss_fusion(f),
     ),
     Feature(
         name="linear layers without biases",

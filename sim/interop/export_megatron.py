@@ -75,6 +75,7 @@ def _network(model: ModelConfig) -> Iterator[str]:
         "--no-bias-dropout-fusion": not model.bias_dropout_fusion,
         "--no-persist-layer-norm": not model.persistent_norm,
         "--attention-backend unfused": model.attention == "unfused",
+        f"--cross-entropy-loss-fusion --cross-entropy-fusion-impl {model.loss_fusion}": model.loss_fusion != "none",
     }
     yield from (flag for flag, is_set in flags.items() if is_set)
     yield f"--hidden-dropout {model.dropout:g} --attention-dropout {model.dropout:g}"

@@ -143,6 +143,11 @@ def _put_layer_choices(draft: Draft, family: Family) -> None:
     choose(draft, "bias_dropout_fusion", fused, "no-bias-dropout-fusion", what="dropout and residual apart")
     persistent = not draft.has("no-persist-layer-norm")
     choose(draft, "persistent_norm", persistent, "no-persist-layer-norm", what="persistent kernels for norms")
+    if draft.has("cross-entropy-loss-fusion"):
+        kind = draft.get("cross-entropy-fusion-impl") or "native"
+        choose(
+            draft, "loss_fusion", kind, "cross-entropy-loss-fusion", "cross-entropy-fusion-impl", what="fused losses"
+        )
     if family == "gpt":
         fused = not draft.has("no-bias-gelu-fusion") and biased
         choose(draft, "bias_gelu_fusion", fused, "no-bias-gelu-fusion", what="bias and GELU in one kernel")

@@ -55,7 +55,8 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 
 NO_FUSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(
     ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion", "persistent_norm"), (False,)
-) | {"liger": ((),)}
+) | {"loss_fusion": ("none",), "liger": ((),)}
+LOSS_FUSIONS: dict[str, tuple[Any, ...]] = {"loss_fusion": ("none", "native", "te")}
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
     "dropout": (0.0,),
@@ -81,6 +82,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "megatron"): LLAMA_CODE
     | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
     | {"activation": ("silu", "squared_relu")}
+    | LOSS_FUSIONS
     | {"logits": ("loss_upcast",), "loss_chunks": (1,)}
     | {"bias_dropout_fusion": (True,), "swiglu_fusion": (False, True), "persistent_norm": (False, True)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
@@ -89,6 +91,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("gpt", "megatron"): GPT_CODE
     | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)}
     | {"input_gradients": (False,)}
+    | LOSS_FUSIONS
     | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True)),
     **encoders.CHOICES,
 }

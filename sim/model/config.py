@@ -91,6 +91,8 @@ class ModelConfig:
     """Megatron: residual + dropout(x + bias) in one kernel."""
     persistent_norm: bool = False
     """Megatron: norms by kernels that keep a row in registers (apex's FastLayerNorm, Transformer Engine)."""
+    loss_fusion: Literal["none", "native", "te"] = "none"
+    """Megatron: the loss per token op by op, in compiled regions (its "native"), or in Transformer Engine's kernels."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] = "loss_upcast"
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool = False

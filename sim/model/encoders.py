@@ -82,6 +82,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "swiglu_fusion": (False,),
     "bias_dropout_fusion": (False,),
     "persistent_norm": (False,),
+    "loss_fusion": ("none",),
     "logits": ("keep_dtype",),
     "loss_chunks": (1,),
     "liger": ((),),
@@ -100,6 +101,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("bert", "megatron"): _COMMON
     | _LAYER_NORM
     | {"qkv_bias": (False,), "head": ("pretraining",), "logits": ("loss_upcast",)}
+    | {"loss_fusion": ("none", "native", "te")}
     | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True)),
     ("t5", "transformers"): _COMMON
     | {
@@ -115,7 +117,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     | _LAYER_NORM
     | {"qkv_bias": (False,), "relative_buckets": (0,), "tied_embeddings": (True,), "attention": ("unfused",)}
     | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True))
-    | {"logits": ("loss_upcast",)},
+    | {"logits": ("loss_upcast",), "loss_fusion": ("none", "native", "te")},
     ("vit", "transformers"): _COMMON
     | _LAYER_NORM
     | {"head": ("classification",), "tied_embeddings": (False,), "vocab": (0,)},

@@ -238,9 +238,9 @@ def causal_softmax(scores: Tensor) -> Tensor:
     return call("causal_softmax", scores)
 
 
-def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, ranks: int = 1) -> Tensor:
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, ranks: int = 1, fusion: str = "none") -> Tensor:
     """Megatron's unfused loss, in fp32: negative log likelihood per token of logits [S, B, V/ranks] at targets [S, B]."""
-    return call("vocab_parallel_cross_entropy", logits, targets, ranks)
+    return call("vocab_parallel_cross_entropy", logits, targets, ranks, fusion)
 
 
 def attention(

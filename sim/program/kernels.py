@@ -26,6 +26,7 @@ class Gemm:
     """C[m, n] (+)= A[m, k] B[k, n], `batch` times (bmm); `accumulate` adds into C (reads it too).
 
     `grouped`: the members are experts, whose tokens lie one after the other: their number is no row's length.
+    `over_rows`: the sum runs over tokens (a weight's gradient): m and n are lengths of rows, else n and k are.
     """
 
     m: int
@@ -35,6 +36,7 @@ class Gemm:
     batch: int = 1
     accumulate: bool = False
     grouped: bool = False
+    over_rows: bool = False
 
     @property
     def flops(self) -> int:

@@ -214,16 +214,24 @@ class Tape:
         return self.pointwise("aten::copy_", x.shape, dtype, strides_like(x), x.bytes)
 
     def matmul_out(
-        self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 0, out: Tensor | None = None
+        self,
+        name: str,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str,
+        batch: int = 0,
+        out: Tensor | None = None,
+        over_rows: bool = False,
     ) -> Tensor:
         """Output of a GEMM (a new one unless given) and its launch; the first one of each host thread allocates the cuBLAS
-        workspace."""
+        workspace. `over_rows`: as Gemm's."""
         if out is None:
             out = self.empty((batch, m, n) if batch else (m, n), dtype)
         if self._thread not in self._workspaces:
             size = self.device.blas_workspace_bytes
             self._workspaces[self._thread] = Storage(self.recorder, size, 0, Owner.WORKSPACE)
-        self.recorder.gemm(name, m, n, k, dtype, batch or 1)
+        self.recorder.gemm(name, m, n, k, dtype, batch or 1, over_rows)
         return out
 
     def stream_workspaces(self) -> None:

@@ -136,6 +136,9 @@ class ModelSection(EncoderFields):
     persistent_norm: bool | None = None
     """megatron: norms by kernels that keep a row in registers, as Transformer Engine and apex's FastLayerNorm do (from
     2022 on; apex knows hidden sizes such as 1024, 4096, 6144, 12288), at more of the bandwidth. Default: true there."""
+    loss_fusion: Literal["none", "native", "te"] | None = None
+    """megatron (cross-entropy-loss-fusion, cross-entropy-fusion-impl): the loss per token op by op, in regions that
+    torch.compile makes, or in Transformer Engine's kernels, which keep no fp32 copy of the logits. Default: none."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None

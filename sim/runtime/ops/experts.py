@@ -53,7 +53,7 @@ class RouterLogits(Op):
         dx = tape.matmul_out("aten::mm", tokens, hidden, experts, dtype)
         del wide
         wide = to(tape, x, dtype)
-        dw = tape.matmul_out("aten::mm", experts, hidden, tokens, dtype)
+        dw = tape.matmul_out("aten::mm", experts, hidden, tokens, dtype, over_rows=True)
         del wide
         dx = tape.cast_copy(dx, x.dtype) if dtype != x.dtype else dx
         dw = tape.cast_copy(dw, weight.dtype) if dtype != weight.dtype else dw
