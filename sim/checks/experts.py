@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from sim.checks.facts import Facts, arguments, whole
+from sim.checks.recipes import recipe_of
 from sim.model.catalogue import preset_names, preset_shapes
 
 NAMES = (
@@ -32,6 +33,8 @@ def experts_of(facts: Facts) -> dict[str, Any]:
     fields = {name: value for name, column in printed.items() if (value := whole(facts.text.get(column, "")))}
     if fields and "ffn_hidden" not in fields and facts.ffn_hidden is not None:
         fields["ffn_hidden"] = facts.ffn_hidden
+    if recipe_of(facts).fused_experts:
+        fields |= {"bias": False, "clamped": False}
     return fields | _of_arguments(facts)
 
 

@@ -26,6 +26,7 @@ from sim.checks.experts import (
     uses_latent_attention,
 )
 from sim.checks.facts import Facts, arguments
+from sim.checks.recipes import recipe_of
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
 from sim.checks.training import (
@@ -341,10 +342,12 @@ def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def recomputed(facts: Facts) -> str:
-    """The row's label of recomputation, with Megatron's modules where the notes name them."""
+    """The row's label of recomputation, with Megatron's modules where the notes name them; where the row says nothing, the
+    modules of its recipe."""
+    printed = facts.text.get("recompute", "")
     modules = re.search(r"modules=(?!none)([\w+]+)", facts.text.get("notes", ""))
-    named = modules[1].split("+") if modules else []
-    return " ".join([facts.text.get("recompute", ""), *(f"module {name}" for name in named)])
+    named = modules[1].split("+") if modules else [] if printed else list(recipe_of(facts).recompute)
+    return " ".join([printed, *(f"module {name}" for name in named)])
 
 
 def missing(facts: Facts) -> list[str]:

@@ -16,6 +16,7 @@ from sim.program.kernels import Gemm
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.fp8 import Cast, Fp8
 from sim.runtime.ops.base import Op, first, rule
+from sim.runtime.ops.experts import bias_gradients
 from sim.runtime.ops.norm import norm_weight_gradients
 from sim.runtime.ops.tensor_parallel import GROUP, block, finish, some_tokens, start, whole_tokens
 from sim.runtime.tape import Tape
@@ -209,7 +210,7 @@ def _reduced(tape: Tape, out: Tensor, kind: str, ranks: int, shares: bool) -> Te
 
 
 class Fp8GroupedLinear(Op):
-    """_GroupedLinear: x [N, in] times each expert's weight [out, in]. Saves x in 8 bit and the weights.
+    """_GroupedLinear: x [N, in] times each expert's weight [out, in], and its bias. Saves x in 8 bit and the weights.
 
     Outputs: the product; x in 8 bit; its scales. Rows of an expert are taken to be multiples of 16 (32 for mxfp8).
     """
@@ -220,12 +221,13 @@ class Fp8GroupedLinear(Op):
     not_differentiable = (1, 2)
 
     @staticmethod
-    def saved_inputs(node: Node, x: Tensor, *weights: Tensor) -> Iterable[Tensor | None]:
-        return weights
+    def saved_inputs(node: Node, x: Tensor, *matrices: Tensor) -> Iterable[Tensor | None]:
+        return [matrix for matrix in matrices if len(matrix.shape) == 2]
 
     @staticmethod
     def forward(tape: Tape, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        *weights, groups = arguments
+        *matrices, groups = arguments
+        weights = [matrix for matrix in matrices if len(matrix.shape) == 2]
         fp8, (n, k) = state(tape), weights[0].shape
         rows, columns = fp8.cast(x, True, tape.grad_enabled)
         fp8.refresh(*weights)
@@ -252,10 +254,10 @@ class Fp8GroupedLinear(Op):
             if rows:
                 work = Gemm(n, k, rows, fp8.dtype, count, accumulate=fused, grouped=True)
                 tape.recorder.launch("te_grouped_gemm_wgrad", work)
-        node.metas[1:] = [((n, k), dtype) for _ in weights]
+        node.metas[1 : 1 + len(weights)] = [((n, k), dtype) for _ in weights]
         del cast
         gradients.clear()
-        return result
+        return result + bias_gradients(tape, node, 1 + len(weights), n, dtype)
 
 
 def _grouped(tape: Tape, name: str, groups: Groups, n: int, k: int) -> None:
@@ -290,8 +292,10 @@ def fp8_linear(
 
 
 @rule("fp8_grouped_linear")
-def fp8_grouped_linear(tape: Tape, x: Tensor, weights: tuple[Tensor, ...], groups: Groups) -> Tensor:
-    return tape.apply_tuple(Fp8GroupedLinear, (x, *weights), groups)[0]
+def fp8_grouped_linear(
+    tape: Tape, x: Tensor, weights: tuple[Tensor, ...], groups: Groups, biases: tuple[Tensor, ...]
+) -> Tensor:
+    return tape.apply_tuple(Fp8GroupedLinear, (x, *weights, *biases), groups)[0]
 
 
 @rule("fp8_layers_begin")
