@@ -33,6 +33,8 @@ def experts_of(facts: Facts) -> dict[str, Any]:
     fields = {name: value for name, column in printed.items() if (value := whole(facts.text.get(column, "")))}
     if fields and "ffn_hidden" not in fields and facts.ffn_hidden is not None:
         fields["ffn_hidden"] = facts.ffn_hidden
+    if recipe_of(facts).flex:
+        fields["dispatcher"] = "flex"
     if recipe_of(facts).fused_experts:
         fields |= {"bias": False, "clamped": False}
     return fields | _of_arguments(facts)
