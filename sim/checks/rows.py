@@ -85,7 +85,7 @@ class Plan:
     @property
     def chooses_micro_batch(self) -> bool:
         """The row leaves the micro-batch open: the largest that fits stands for what its authors chose. With pipeline
-        stages it is 1, which makes the bubble smallest."""
+        stages it is the software's, else 1, which makes the bubble smallest."""
         return self.facts.micro_batch is None and self.facts.pp == 1
 
     @property
@@ -115,7 +115,7 @@ def plan_of(facts: Facts) -> Plan:
     document: Sections = {
         "model": model(facts, family, software, assumptions),
         "cluster": cluster(facts, gpu),
-        "batch": batch(facts, assumptions),
+        "batch": batch(facts, software, assumptions),
         "parallel": shared,
         "precision": precision(facts, gpu, software, shared, assumptions),
         "optimizer": {"variant": software.optimizer, "zero_grad": software.zero_grad},
@@ -299,14 +299,17 @@ def cluster(facts: Facts, gpu: Gpu) -> Sections:
     return section | ({"usable_memory": usable} if usable else {})
 
 
-def batch(facts: Facts, assumptions: list[str]) -> Sections:
-    """Accumulation from the global batch; a step that the source times per micro-batch has none. Blank: 1 sequence."""
+def batch(facts: Facts, software: Software, assumptions: list[str]) -> Sections:
+    """Accumulation from the global batch; a step that the source times per micro-batch has none. Blank: 1 sequence, or with
+    pipeline stages what the software makes of its batch."""
     dp = facts.dp or 1
     micro, total = facts.micro_batch, facts.global_batch
     if micro is None:
         micro = 1
+        if facts.pp > 1 and total is not None and software.micro_batch_per_stage:
+            micro = max(1, total // dp // facts.pp)
         if facts.pp > 1:
-            assumptions.append("micro-batch 1")
+            assumptions.append(f"micro-batch {micro}")
     accumulation = 1
     if total is not None and not facts.says("notes", "per ITERATION|per micro-?batch"):
         accumulation, rest = divmod(total, micro * dp)

@@ -62,6 +62,8 @@ class Software:
     """What its "memory" is, where neither the row nor its notes say."""
     since_start: bool = False
     """Its peak is that of the whole run, the first step included."""
+    micro_batch_per_stage: bool = False
+    """Where no number of micro-batches is given, it makes as many as there are pipeline ranks."""
     loss_chunks: int = 1
     """Chunks in which it projects to logits and computes the loss."""
     recompute: str = ""
@@ -149,6 +151,7 @@ KNOWN = (
     Software(
         name="torchtitan",
         pattern="torchtitan|torchao PR",  # of 2024: RMSNorm op by op, AdamW neither fused nor for-loop
+        micro_batch_per_stage=True,  # pipeline_parallel_microbatches = degree until pull request 781 of January 2025
         norm="manual",
         zero_grad="start",
         optimizer="foreach",
