@@ -54,6 +54,9 @@ DISCARDED = (
     (r"recompute-norm|\+ norm|layernorm", "norm"),
     (r"recompute-swiglu|activation func|moe_act", "activation"),
 )
+TILED_LOSS = r"feature set: (\+|all features|ALST)"
+TILED_MLP = r"feature set: (.*\+tiled MLP|all features|ALST)"
+"""Features of Arctic Long Sequence Training, whose later rows have those of the earlier ones too."""
 REGIONS = "|".join(words for words, _ in INSIDE)
 PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
 REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
@@ -208,6 +211,18 @@ FEATURES = (
         path="parallel.context",
         needed=lambda f: f.cp > 1,
         value=lambda f: {"degree": f.cp},
+    ),
+    Feature(
+        name="a fused head and loss",
+        path="model.fused_loss",
+        needed=lambda f: f.says("notes", TILED_LOSS),
+        value=lambda f: True,
+    ),
+    Feature(
+        name="an MLP in tiles",
+        path="model.mlp_tiles",
+        needed=lambda f: f.says("notes", TILED_MLP) and bool(f.hidden and f.seq_len),
+        value=lambda f: -(-(f.seq_len or 0) // f.cp // (f.hidden or 1)),  # tokens of a rank / hidden, rounded up
     ),
     Feature(
         name="Ulysses' all-to-all",

@@ -122,8 +122,9 @@ def plan_of(facts: Facts) -> Plan:
         "checkpoint": checkpoint(facts, software, assumptions),
         "host": {"framework": software.framework},
     }
-    if software.torch:
-        document["torch"] = software.torch
+    for name in ("torch", "allocator"):
+        if getattr(software, name):
+            document[name] = getattr(software, name)
     if gpu.name in software.gemm_efficiency:
         document["gemm_efficiency"] = software.gemm_efficiency[gpu.name]
     known = profile_for(gpu).figures.under("attention")

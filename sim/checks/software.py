@@ -80,6 +80,8 @@ class Software:
     """Its DeepSpeed configurations leave sizes at "auto": from the hidden size (transformers' documentation)."""
     gemm_efficiency: Mapping[str, float] = field(default_factory=dict)
     """By the catalogue's GPU: share of the dense peak that its authors measured of products on the machine of its runs."""
+    allocator: str = ""
+    """Settings of PyTorch's allocator that it asks for."""
     torch: str = ""
     """PyTorch that is imitated for it; empty: the newest."""
     extra: str = ""
@@ -113,6 +115,15 @@ MEGATRON_DEEPSPEED = replace(
     pattern="megatron-deepspeed|vtrain",
     framework="megatron-deepspeed",
     memory="device",
+)
+
+TRANSFORMERS = Software(
+    name="transformers",
+    pattern="axolotl|accelerate|transformers|lomo|deepspeed|trl|peft|litgpt|internevo|colossalai",
+    gpt="transformers",
+    llama="transformers",
+    framework="transformers",
+    sizes_zero=True,
 )
 
 KNOWN = (
@@ -231,14 +242,13 @@ KNOWN = (
         fp8="tensorwise",  # scales of the present tensor
         extra="Megatron's fused layers and its loop stand for a C++ program with chunked logits",
     ),
-    Software(
-        name="transformers",
-        pattern="axolotl|accelerate|transformers|lomo|deepspeed|trl|peft|litgpt|internevo|colossalai|alst",
-        gpt="transformers",
-        llama="transformers",
-        framework="transformers",
-        sizes_zero=True,
+    replace(
+        TRANSFORMERS,
+        name="ArcticTraining",
+        pattern="alst|arctic long",
+        allocator="expandable_segments:True",  # arXiv 2506.13996 asks for it
     ),
+    TRANSFORMERS,
 )
 UNKNOWN = Software(name="unknown software", pattern="")
 

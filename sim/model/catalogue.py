@@ -53,6 +53,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 """What each code does where the user says nothing. The first implementation of a family is its default."""
 
 
+NOT_TILED = encoders.NOT_TILED
 NO_FUSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(
     ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion", "persistent_norm"), (False,)
 )
@@ -66,6 +67,7 @@ LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     **NO_FUSIONS,
 }
 GPT_CODE: dict[str, tuple[Any, ...]] = {
+    **NOT_TILED,
     "qkv_bias": (False,),
     "qk_norm": (False,),
     "norm": ("layer_norm",),
@@ -75,9 +77,10 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
     **NO_FUSIONS,
 }
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
-    ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
+    ("llama", "torchtitan"): LLAMA_CODE | NOT_TILED | {"rope": ("complex", "cos_sin")},
     ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",), "loss_chunks": (1,)},
     ("llama", "megatron"): LLAMA_CODE
+    | NOT_TILED
     | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
     | {"activation": ("silu", "squared_relu")}
     | {"logits": ("loss_upcast",), "loss_chunks": (1,)}

@@ -99,6 +99,10 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
+    fused_loss: bool = False
+    """transformers' Llama: head and loss are one operator that never makes whole logits (Liger)."""
+    mlp_tiles: int = 1
+    """transformers' Llama: the MLP runs in so many tiles of tokens, and again in backward (DeepSpeed's TiledMLP)."""
     head: Literal["language_model", "classification", "pretraining"] = "language_model"
     """What comes out: scores over the vocabulary for every token, over `classes` for every sequence, or the first with
     those of the order of two sentences (Megatron's BERT)."""

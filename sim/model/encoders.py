@@ -76,7 +76,10 @@ DEFAULTS: dict[tuple[Family, Implementation], Fields] = {
 }
 """What each code does where the user says nothing, as in `catalogue.IMPLEMENTATIONS`."""
 
+NOT_TILED: dict[str, tuple[Any, ...]] = {"fused_loss": (False,), "mlp_tiles": (1,)}
+"""Of code that computes the MLP and the loss over all tokens of a sequence at once."""
 _COMMON: dict[str, tuple[Any, ...]] = {
+    **NOT_TILED,
     "qk_norm": (False,),
     "bias_gelu_fusion": (False,),
     "swiglu_fusion": (False,),

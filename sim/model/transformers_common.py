@@ -59,11 +59,15 @@ class TransformersModel(LanguageModel):
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs: Any = self(tokens, targets)
-        loss, logits = outputs
-        return loss, logits
+        loss, *logits = outputs
+        return loss, logits[0] if logits else None
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The loss, and the logits where they exist."""
         hidden = self.hidden_states(tokens)
+        if self.config.fused_loss:
+            with active().computing_loss():
+                return (self.lm_head(hidden, shifted(labels)),)
         logits = self.lm_head(hidden)
         if self.config.logits == "model_upcast":
             logits = logits.float()
@@ -72,9 +76,22 @@ class TransformersModel(LanguageModel):
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """ForCausalLMLoss: logits in fp32; labels padded by one and shifted (a copy where B > 1)."""
-        batch, length, vocab = logits.shape
         if self.config.logits == "loss_upcast":
             logits = logits.float()
-        labels = F.compute("constant_pad_nd", (batch, length + 1), "int64", targets)
-        shifted = labels.narrow(1, 1, length).contiguous()
-        return F.cross_entropy(logits.view(-1, vocab), shifted.view(-1))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), shifted(targets).view(-1))
+
+
+class LossHead(Linear):
+    """The head and the loss over its logits, which never exist as a whole (Liger's LigerForCausalLMLoss)."""
+
+    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
+        if targets is None:
+            return super().forward(hidden)
+        return F.fused_head(hidden.view(-1, hidden.shape[-1]), self.weight, targets.view(-1))
+
+
+def shifted(targets: Tensor) -> Tensor:
+    """Labels [B, S] padded by one and shifted."""
+    batch, length = targets.shape
+    labels = F.compute("constant_pad_nd", (batch, length + 1), "int64", targets)
+    return labels.narrow(1, 1, length).contiguous()

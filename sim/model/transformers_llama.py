@@ -17,6 +17,7 @@ from sim.model.module import Buffer, Module, ModuleList, Parameter
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.ulysses import attend_by_heads
 from sim.model.transformers_common import (
+    LossHead,
     TransformersModel,
     check_packed_sequences,
     make_position_ids,
@@ -128,9 +129,13 @@ class LlamaAttention(Module):
 class LlamaMLP(Module):
     def __init__(self, config: ModelConfig) -> None:
         h, f = config.hidden, config.ffn_hidden
+        self.tiles = config.mlp_tiles
         self.gate_proj, self.up_proj, self.down_proj = Linear(h, f), Linear(h, f), Linear(f, h)
 
     def forward(self, x: Tensor) -> Tensor:
+        return F.tiled(self._whole, x, self.tiles)
+
+    def _whole(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -166,7 +171,7 @@ class LlamaForCausalLM(TransformersModel):
         self.layers = ModuleList([LlamaDecoderLayer(config, number, ranks) for number in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
         self.rotary_emb = LlamaRotaryEmbedding(config.head_dim)
-        self.lm_head = Linear(config.hidden, config.vocab)
+        self.lm_head = (LossHead if config.fused_loss else Linear)(config.hidden, config.vocab)
         if config.tied_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.name_paths()

@@ -67,6 +67,8 @@ def candidates(setup: Setup) -> Iterator[Change]:
         yield Change("activations wait in host memory", {"offload": {"what": "activations", "streams": "side"}})
     chunking = {"model.loss_chunking": "projection"} if setup.fsdp is not None else {}
     yield Change("the loss in 8 chunks", {"model.loss_chunks": 8} | chunking)
+    yield Change("head and loss in one operator", {"model.fused_loss": True})
+    yield Change("the MLP in 8 tiles of tokens", {"model.mlp_tiles": 8})
     if batch.micro_batch > 1:
         half = {"batch.micro_batch": batch.micro_batch // 2, "batch.accumulation": batch.accumulation * 2}
         yield Change("half the micro-batch, twice as many", half)
