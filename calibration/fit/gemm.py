@@ -15,6 +15,7 @@ import numpy as np
 from calibration.fit.command import main
 from calibration.fit.evidence import Cloud, Errors, FamilyFit, Floats, Mask, Row, held_out, read, significant, spread
 from calibration.fit.gemm_data import Timed, aiconfigurator, ett, simumax, training_region, vidur
+from calibration.fit.gemm_fp8 import fit_fp8
 from calibration.fit.gemm_time import Products, gemm_ns
 from calibration.fit.rates import SHIPPED
 from calibration.fit.solve import fit
@@ -29,14 +30,10 @@ BOUNDS = {
     "fixed_us": (3.0, 0.3, 20.0),
     "bandwidth_efficiency": (0.7, 0.2, 1.0),
 }
-FP8_BOUNDS = {**BOUNDS, "fixed_us": (8.0, 0.3, 40.0), "k_overhead": (300.0, 5.0, 4000.0)}
 TRAINING_WEIGHT = 4.0
 """Of a point in the training region, against the smaller products that fix t0 and eta."""
 SHAPE_SIGMA = 0.1
 """Of bandwidth efficiency and fixed time: what one file leaves open."""
-FP8_SIGMA = 0.25  # COSTS.md 1.5
-FP8_QUANTIZE_BYTES = 3
-"""Per element of A, read in 16 bit and written in 8 by the pass that precedes every measured fp8 product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +132,6 @@ def predict_us(gpu: str, work: Products, **parameters: float) -> Floats:
     return gemm_ns(form_of(gpu, parameters), work) / 1e3
 
 
-def predict_fp8_us(gpu: str, work: Products, **parameters: float) -> Floats:
-    """With the pass before the product that quantises A, which is no part of the product in sim."""
-    form = form_of(gpu, parameters)
-    bytes_per_ns = form.bandwidth_efficiency * form.gpu.memory_bandwidth_bytes_per_s / 1e9
-    return (gemm_ns(form, work) + FP8_QUANTIZE_BYTES * work.m * work.k / bytes_per_ns) / 1e3
-
-
 def fit_gemm(folder: Path) -> FamilyFit:
     """All GPUs with data: parameters, shipped rates with the spread of their sources, table rows."""
     result = FamilyFit("gemm")
@@ -187,7 +177,8 @@ def _fit_source(folder: Path, source: Source, result: FamilyFit) -> GemmForm:
     result.ship(source.profile, _parameters(whole, origin, error))
     form = form_of(source.gpu, {name: significant(value) for name, value in whole.items()})
     if (read(folder, "gemm").query(f"gpu == '{source.file_gpu}'").dtype == "fp8").any():
-        _fit_fp8(folder, source, result)
+        rate = SHIPPED[source.profile].value
+        fit_fp8(folder, result, source.profile, source.file_gpu, source.version, source.fp8_costs, form, rate)
     return form
 
 
@@ -196,23 +187,6 @@ def _parameters(p: dict[str, float], source: str, error: str) -> dict[str, Figur
     figures = {f"gemm.{n}": Figure(significant(p[n]), "published", source, error, SHAPE_SIGMA) for n in names}
     rate = Figure(significant(p["efficiency"]), "published", source, error)
     return {**figures, f"{SINGLE_SOURCE}gemm.efficiency": rate}
-
-
-def _fit_fp8(folder: Path, source: Source, result: FamilyFit) -> None:
-    """The same form for fp8, after the pass that quantises A."""
-    rows = aiconfigurator(folder, source.file_gpu, "fp8")
-    work, us = Products.of(rows, "fp8"), rows.us.to_numpy(float)
-    out, region = held_out(len(us)), training_region(rows)
-    weights = np.where(region, TRAINING_WEIGHT, 1.0)
-    half = fit(partial(predict_fp8_us, source.gpu, work.where(~out)), us[~out], FP8_BOUNDS, weights[~out])
-    predicted = predict_fp8_us(source.gpu, work, **half)
-    errors = Errors.of(predicted[out & region], us[out & region])
-    result.rows.append(Row("gemm", source.profile, "fp8, M >= 1024, N, K >= 512", "held out", errors, source.fp8_costs))
-    whole = fit(partial(predict_fp8_us, source.gpu, work), us, FP8_BOUNDS, weights)
-    origin, error = f"aiconfigurator {source.version}, fp8, less the pass that quantises A", f"{errors} held out"
-    for name, value in whole.items():
-        figure = Figure(significant(value), "published", origin, error, FP8_SIGMA)
-        result.ship(source.profile, {f"gemm.fp8.{name}": figure})
 
 
 def _read(folder: Path, reader: str, name: str) -> Iterator[Timed]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from calibration.fit.evidence import FamilyFit, read, significant
-from calibration.fit.given import GIVEN, gpu_of
+from calibration.fit.gemm_fp8 import RATIO_SIGMA, TO_16_BIT
+from calibration.fit.given import GIVEN, given_figures, gpu_of
 from sim.cost.figures import SINGLE_SOURCE, Figure
 from sim.cost.gpu import peak_flops_per_ns, tensor_peak_flops_per_ns
 
@@ -19,6 +20,7 @@ POWER_SIGMA = 0.2
 HALF_OF_FLASH2 = ("efficient", "triton")
 HALF_SIGMA = 0.25
 MISALIGNED_SIGMA = 0.5
+MISALIGNED_ROWS, MISALIGNED_ROWS_SIGMA = 3, 0.3
 
 Figures = dict[str, dict[str, Figure]]
 
@@ -30,7 +32,17 @@ def apply_rules(folder: Path, fits: list[FamilyFit]) -> FamilyFit:
         for profile, figures in family.figures.items():
             fitted.setdefault(profile, {}).update(figures)
     rules = FamilyFit("rules")
-    for rule in (power_limited, misaligned, accumulating, half_of_flash2, flash2_on_blackwell, amd, v100_copies):
+    for rule in (
+        power_limited,
+        misaligned,
+        misaligned_rows,
+        accumulating,
+        half_of_flash2,
+        flash2_on_blackwell,
+        narrow_on_blackwell,
+        amd,
+        v100_copies,
+    ):
         for profile, figures in rule(folder, fitted).items():
             rules.ship(profile, figures)
     return rules
@@ -66,6 +78,16 @@ def misaligned(folder: Path, fitted: Figures) -> Figures:
         figure = Figure(significant(slowdown, 2), "assumed", source, sigma=MISALIGNED_SIGMA)
         figures[profile] = {"gemm.misaligned_slowdown": figure}
     return figures
+
+
+def misaligned_rows(folder: Path, fitted: Figures) -> Figures:
+    """Single 16-bit products whose rows are not 16-byte aligned keep the tensor cores, with narrower loads."""
+    source = (
+        "rule: a head whose vocabulary is padded badly takes three times as long (Netflix, Scaling LLM Post-Training, "
+        "2026); K of 588 takes 3.5 times as long as 592 on a Hopper card (m87-labs/kestrel#143)"
+    )
+    figure = Figure(MISALIGNED_ROWS, "assumed", source, sigma=MISALIGNED_ROWS_SIGMA)
+    return {profile: {"gemm.misaligned_row_slowdown": figure} for profile in GIVEN}
 
 
 def accumulating(folder: Path, fitted: Figures) -> Figures:
@@ -122,6 +144,27 @@ def flash2_on_blackwell(folder: Path, fitted: Figures) -> Figures:
     return figures
 
 
+BLACKWELL = ("b200-sxm", "b300-sxm", "gb200", "gb300")
+
+
+def narrow_on_blackwell(folder: Path, fitted: Figures) -> Figures:
+    """Products in 8 and 4 bit: the card's rate in 16 bit times Transformer Engine's ratios; shapes cost as in 16 bit."""
+    figures: Figures = {}
+    for profile in BLACKWELL:
+        gpu, own = gpu_of(profile), {**given_figures(profile), **fitted.get(profile, {})}
+        base = own if "gemm.tile_edge_cost" in own else fitted[GIVEN[profile]["like"]]
+        rate = (own if "gemm.efficiency" in own else fitted[GIVEN[profile]["like"]])["gemm.efficiency"].value
+        for dtype, ratio in TO_16_BIT.items():
+            value = significant(ratio * rate * peak_flops_per_ns(gpu, "bf16") / peak_flops_per_ns(gpu, dtype))
+            source = f"rule: {ratio} times the rate in 16 bit (Transformer Engine's guide to products, B300)"
+            mine = figures.setdefault(profile, {})
+            mine[f"gemm.{dtype}.efficiency"] = Figure(value, "scaled", source, sigma=RATIO_SIGMA)
+            for name in ("tile_edge_cost", "k_overhead", "fixed_us", "bandwidth_efficiency"):
+                same = Figure(base[f"gemm.{name}"].value, "assumed", "as products in 16 bit", sigma=RATIO_SIGMA)
+                mine[f"gemm.{dtype}.{name}"] = same
+    return figures
+
+
 def amd(folder: Path, fitted: Figures) -> Figures:
     """MI300X: the largest rate that a search found; MI250X the same fraction. Attention lower in proportion."""
     rows = read(folder, "mamf")
@@ -144,3 +187,15 @@ def amd(folder: Path, fitted: Figures) -> Figures:
 def v100_copies(folder: Path, fitted: Figures) -> Figures:
     """V100 SXM and PCIe share PCIe 3."""
     return {"v100-sxm": {n: f for n, f in fitted["v100"].items() if n.startswith("copy.")}}
+
+
+RULES = (
+    power_limited,
+    misaligned,
+    accumulating,
+    half_of_flash2,
+    flash2_on_blackwell,
+    narrow_on_blackwell,
+    amd,
+    v100_copies,
+)

@@ -33,8 +33,10 @@ def uses_float8(facts: Facts) -> bool:
 def fp8_recipe(facts: Facts) -> str | None:
     """How Transformer Engine scales in Megatron's software: the first that the row names, else that of its recipes."""
     named = facts.text.get("precision", "").lower().partition("(fp")[0]
-    if software_of(facts).gpt != "megatron" or "fp8" not in named or "fp4" in named:
+    if software_of(facts).gpt != "megatron" or not re.search("fp8|nvfp4", named):
         return None
+    if "nvfp4" in named:
+        return "nvfp4"
     recipes = ((r"mx", "mxfp8"), (r"cs|current|tensorwise", "tensorwise"), (r"delayed|ds", "delayed"))
     return next((recipe for words, recipe in recipes if re.search(words, named)), software_of(facts).fp8)
 

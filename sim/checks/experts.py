@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from sim.checks.facts import Facts, whole
+from sim.checks.facts import Facts, arguments, whole
+from sim.checks.recipes import recipe_of
 from sim.model.catalogue import preset_names, preset_shapes
 
 NAMES = (
@@ -33,6 +33,8 @@ def experts_of(facts: Facts) -> dict[str, Any]:
     fields = {name: value for name, column in printed.items() if (value := whole(facts.text.get(column, "")))}
     if fields and "ffn_hidden" not in fields and facts.ffn_hidden is not None:
         fields["ffn_hidden"] = facts.ffn_hidden
+    if recipe_of(facts).fused_experts:
+        fields |= {"bias": False, "clamped": False}
     return fields | _of_arguments(facts)
 
 
@@ -61,15 +63,6 @@ def unprinted_experts(facts: Facts) -> list[str]:
     preset = preset_of(facts)
     known = preset is not None and "experts" in preset_shapes(preset)
     return [] if known else ["the experts' number and shape are not printed"]
-
-
-def arguments(facts: Facts) -> dict[str, Any]:
-    """Megatron's argument list, where a table has one."""
-    try:
-        given = json.loads(facts.text.get("args_json", "") or "{}")
-    except ValueError:
-        return {}
-    return given if isinstance(given, dict) else {}
 
 
 def _of_arguments(facts: Facts) -> dict[str, Any]:

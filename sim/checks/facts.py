@@ -5,9 +5,11 @@ Nothing is guessed here: a blank or a text where a number should be stays None, 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 COLUMNS = (
     "source", "source_url", "source_locator", "model_name", "layers", "hidden", "ffn_hidden", "heads", "kv_heads",
@@ -33,10 +35,11 @@ VTRAIN_COLUMNS = {
 }  # fmt: skip
 VTRAIN_FACTS = {
     "source": "vTrain (Megatron-DeepSpeed)", "gpu": "A100-SXM4-80GB", "mlp_type": "gelu", "attention": "standard",
-    "precision": "fp16", "recompute": "full (doubtful)", "offload": "none", "compile": "no", "cp": "1",
+    "vocab": "50257", "precision": "fp16", "recompute": "none (doubtful)", "offload": "none", "compile": "no", "cp": "1",
     "fsdp_or_zero": "none",
 }  # fmt: skip
-"""What the page around that table says of all of its rows. Its checkpointing is doubtful (docs/validation.md)."""
+"""What all of that table's rows share: what the page around it says, but for the recomputation that it speaks of, which is
+not in the times, and the vocabulary of the program that made them (docs/validation.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,15 @@ def _two(text: str, pattern: str) -> tuple[int | None, int | None]:
     """A plain count, or the two that a pattern finds."""
     match = re.fullmatch(pattern, text.strip())
     return (int(match[1]), int(match[2])) if match else (whole(text), None)
+
+
+def arguments(facts: Facts) -> dict[str, Any]:
+    """Megatron's argument list, where a table has one."""
+    try:
+        given = json.loads(facts.text.get("args_json", "") or "{}")
+    except ValueError:
+        return {}
+    return given if isinstance(given, dict) else {}
 
 
 SHAPES = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from sim.checks.data_parallel import has_families, states_on_host
 from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
-    arguments,
     expert_parallel,
     expert_ranks,
     experts_of,
@@ -26,7 +25,8 @@ from sim.checks.experts import (
     latent_of,
     uses_latent_attention,
 )
-from sim.checks.facts import Facts
+from sim.checks.facts import Facts, arguments
+from sim.checks.recipes import recipe_of
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
 from sim.checks.training import (
@@ -36,6 +36,7 @@ from sim.checks.training import (
     has_lora,
     is_four_bit,
     lora,
+    loss_fusion,
     optimizer_name,
 )
 from sim.scenario.schema import ScenarioFile
@@ -120,6 +121,18 @@ FEATURES = (
         value=lambda f: "layer_norm",
     ),
     Feature(
+        name="a head that is the embedding's matrix, or not",
+        path="model.tied_embeddings",
+        needed=lambda f: bool(arguments(f)) and not f.says("model_name", r"\b(bert|t5)\b"),
+        value=lambda f: not arguments(f).get("untie-embeddings-and-output-weights"),
+    ),
+    Feature(
+        name="losses in fused kernels",
+        path="model.loss_fusion",
+        needed=lambda f: loss_fusion(f) != "none",
+        value=lambda f: loss_fusion(f),
+    ),
+    Feature(
         name="linear layers without biases",
         path="model.bias",
         needed=lambda f: bool(arguments(f).get("disable-bias-linear")) and f.says("mlp_type", "^gelu"),
@@ -157,8 +170,14 @@ FEATURES = (
     Feature(
         name="8-bit products by Transformer Engine",
         path="precision.fp8",
-        needed=lambda f: fp8_recipe(f) is not None,
+        needed=lambda f: fp8_recipe(f) not in (None, "nvfp4"),
         value=lambda f: fp8_recipe(f),
+    ),
+    Feature(
+        name="4-bit products by Transformer Engine",
+        path="precision.fp4",
+        needed=lambda f: fp8_recipe(f) == "nvfp4",
+        value=lambda f: "nvfp4",
     ),
     Feature(
         name="weights gathered in 8 bit",
@@ -214,9 +233,9 @@ FEATURES = (
     ),
     Feature(
         name="a fused head and loss",
-        path="model.fused_loss",
+        path="model.liger",
         needed=lambda f: f.says("notes", TILED_LOSS),
-        value=lambda f: True,
+        value=lambda f: ["fused_linear_cross_entropy"],
     ),
     Feature(
         name="an MLP in tiles",
@@ -331,10 +350,12 @@ def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def recomputed(facts: Facts) -> str:
-    """The row's label of recomputation, with Megatron's modules where the notes name them."""
+    """The row's label of recomputation, with Megatron's modules where the notes name them; where the row says nothing, the
+    modules of its recipe."""
+    printed = facts.text.get("recompute", "")
     modules = re.search(r"modules=(?!none)([\w+]+)", facts.text.get("notes", ""))
-    named = modules[1].split("+") if modules else []
-    return " ".join([facts.text.get("recompute", ""), *(f"module {name}" for name in named)])
+    named = modules[1].split("+") if modules else [] if printed else list(recipe_of(facts).recompute)
+    return " ".join([printed, *(f"module {name}" for name in named)])
 
 
 def missing(facts: Facts) -> list[str]:

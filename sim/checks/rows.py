@@ -12,26 +12,21 @@ from math import gcd
 from typing import Any
 
 from sim.checks.eight_bit import compiled, fp8_recipe
-from sim.checks.experts import has_experts, preset_of, unprinted_experts
-from sim.checks.facts import SHAPES, Facts, whole
+from sim.checks.experts import preset_of, unprinted_experts
+from sim.checks.facts import Facts, whole
 from sim.checks.features import DISCARDED, PARTS, REGIONS, NotExpressible, left_out, missing, recomputed, sections
 from sim.checks.megatron_age import as_of
+from sim.checks.network import family_of, model
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
-from sim.checks.training import has_lora, is_four_bit
+from sim.checks.training import has_lora
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
-from sim.model.catalogue import implementations_of, preset_shapes
-from sim.model.config import Family
+from sim.model.catalogue import preset_shapes
 
 Sections = dict[str, Any]
 
 SELECTIVE = ["attention", "every_second_matmul"]
-GENERIC_PRESET = {"llama": "llama-2-7b", "gpt": "gpt2-small", "bert": "bert-large", "t5": "t5-base"}
-FAMILIES: dict[str, Family] = {"llama": "llama", "gpt": "gpt", "bert": "bert", "t5": "t5"}
-DEFAULT_VOCAB = {"llama": 32000, "gpt": 51200, "bert": 30522, "t5": 30622}
-"""Where a row prints none. BERT: its words; T5 in Megatron: those and 100 sentinels."""
-
 GPUS: tuple[tuple[str, str, str | None], ...] = (
     (r"gh200", "gh200-96gb", None),
     (r"h800", "h800-sxm-80gb", None),
@@ -95,6 +90,11 @@ class Plan:
         assert self.facts.dp is not None
         tokens: int = batch["micro_batch"] * batch["seq_len"] * batch.get("accumulation", 1) * self.facts.dp
         return tokens
+
+    def doubted(self) -> Sections:
+        """The scenario where the row's recomputation is doubtful: all layers' in the place of none, else none."""
+        recomputed = self.document["checkpoint"] is not None
+        return self.document | {"checkpoint": None if recomputed else {"every": 1, **_stop(self.software, "full")}}
 
 
 def plan_of(facts: Facts) -> Plan:
@@ -196,80 +196,6 @@ def gpu_of(facts: Facts) -> tuple[str, str | None]:
     return "", None
 
 
-def family_of(facts: Facts) -> str | None:
-    """bert and t5 by name; llama for gated MLPs and squared ReLU, gpt for GELU; by the model's name where the MLP is not
-    printed."""
-    if facts.says("model_name", r"\bbert\b"):
-        return "bert"
-    if facts.says("model_name", r"\bt5\b"):
-        return "t5"
-    if facts.says("mlp_type", "swiglu|silu|gated|squared"):
-        return "llama"
-    if facts.says("mlp_type", "gelu"):
-        return "gpt"
-    if facts.says("model_name", "llama|qwen|mistral|olmo|mixtral|deepseek|moonlight|nemotron|grok|kimi|gpt.?oss"):
-        return "llama"
-    return "gpt" if facts.says("model_name", "gpt|mpt|opt|bloom") else None
-
-
-def model(facts: Facts, family: str, software: Software, assumptions: list[str]) -> Sections:
-    """Shapes as printed over those of the preset of that name; blanks: kv_heads = heads, MLP and vocabulary by family."""
-    preset = preset_of(facts)
-    if preset is not None and preset_shapes(preset)["family"] != family:
-        preset = None
-    section: Sections = {"preset": preset or GENERIC_PRESET[family]}
-    section |= {name: value for name in SHAPES if (value := getattr(facts, name)) is not None}
-    if preset is None:
-        section["kv_heads"] = facts.kv_heads or facts.heads
-        if facts.vocab is None:
-            section["vocab"] = DEFAULT_VOCAB[family]
-            assumptions.append(f"vocabulary {DEFAULT_VOCAB[family]}")
-        if facts.ffn_hidden is None and facts.hidden is not None:
-            gated = family == "llama" and not facts.says("mlp_type", "squared")
-            section["ffn_hidden"] = -(-facts.hidden * 8 // 3 // 256) * 256 if gated else 4 * facts.hidden
-            assumptions.append(f"ffn_hidden {section['ffn_hidden']}")
-    if family == "t5" and facts.hidden is not None and facts.heads is not None:
-        section |= {"decoder_layers": facts.decoder_layers or facts.layers, "head_dim": facts.hidden // facts.heads}
-    section["max_positions"] = facts.seq_len
-    if family == "llama":
-        section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
-    code = software.llama if family == "llama" else software.gpt
-    experts: Sections = {"experts": {}} if has_experts(facts) else {}
-    known = implementations_of(FAMILIES[family], experts)
-    section["implementation"] = code if code in known else known[0]
-    if code not in known:
-        assumptions.append(f"{known[0]}'s code stands for {code}'s")
-    if section["implementation"] == "megatron":
-        section["vocab"] = _padded(
-            int(section.get("vocab") or preset_shapes(section["preset"])["vocab"]), 128 * facts.tp
-        )
-    if family == "gpt" and section["implementation"] != "megatron":
-        section |= {"dropout": 0.0, "logits": "loss_upcast"}
-    if family == "llama" and facts.says("compile", "^yes") and not compiled(facts):
-        section["norm"] = "fused"  # as Inductor fuses what is written op by op
-    elif family == "llama" and software.norm is not None:
-        section["norm"] = software.norm
-    if family == "llama" and section["implementation"] == "megatron" and software.swiglu_fusion is not None:
-        section["swiglu_fusion"] = software.swiglu_fusion
-    if software.logits is not None:
-        section["logits"] = software.logits
-    chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
-    if chunks_loss and (facts.dp == 1 or facts.says("fsdp_or_zero", "fsdp-?2")):
-        section |= {"loss_chunks": software.loss_chunks, "loss_chunking": "projection"}
-    if software.keep_logits is not None:
-        section["keep_logits"] = software.keep_logits
-    if section["implementation"] == "megatron" and (facts.cp > 1 or facts.says("attention", "flash")):
-        section["attention"] = "sdpa"  # context parallelism is Transformer Engine's
-    elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
-        section["attention"] = "unfused" if family == "t5" else "math"
-    return section
-
-
-def _padded(count: int, multiple: int) -> int:
-    """Megatron pads the vocabulary to a multiple of 128 rows per tensor-parallel rank."""
-    return -(-count // multiple) * multiple
-
-
 FABRICS = {"gb200-186gb": 72, "gb300-288gb": 72}
 """GPUs that one NVLink fabric joins, where it joins several nodes (NVL72): what a group inside it sees as one node."""
 
@@ -346,9 +272,7 @@ def precision(facts: Facts, gpu: Gpu, software: Software, shared: Sections, assu
 def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sections | None:
     """none; full: every layer; selective_op: attention and every second product; "1/2", "every 2": every second layer."""
     label = recomputed(facts).lower()
-    stop: Sections = {} if software.early_stop else {"early_stop": False}
-    if software.reentrant and (re.search(REGIONS, label) or not re.search(PARTS, label)):
-        stop = {"reentrant": True}
+    stop = _stop(software, label)
     if not label and software.recompute:
         label = software.recompute
         assumptions.append(f"recompute {label}, the software's own")
@@ -370,6 +294,13 @@ def checkpoint(facts: Facts, software: Software, assumptions: list[str]) -> Sect
             assumptions.append("selective recomputation as torchtitan's")
         return {"every": 1, "save": SELECTIVE, **stop}
     raise NotExpressible(f"recompute {label} is not known")
+
+
+def _stop(software: Software, label: str) -> Sections:
+    """How the software's recomputation ends: reentrant where it wraps whole layers, else early by its PyTorch."""
+    if software.reentrant and (re.search(REGIONS, label) or not re.search(PARTS, label)):
+        return {"reentrant": True}
+    return {} if software.early_stop else {"early_stop": False}
 
 
 def attention_kernels(facts: Facts, software: Software) -> tuple[str, ...]:

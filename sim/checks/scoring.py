@@ -98,8 +98,10 @@ def _score(plan: Plan) -> Score:
     }
     remarks = _remarks(plan, outcome, published_s, kind)
     if facts.says("recompute", "doubtful") and published_s:
-        other_s = _step_s(simulate_setup(replace(setup, checkpoint=None)))
-        remarks.insert(0, f"without recomputation {other_s:.6g} s, error {other_s / published_s - 1:+.3f}")
+        other = load_text(json.dumps(plan.doubted()), scenario.name).strategies[0]
+        other_s = _step_s(simulate_setup(replace(other, batch=setup.batch, allocator=setup.allocator)))
+        how = "with full" if setup.checkpoint is None else "without"
+        remarks.insert(0, f"{how} recomputation {other_s:.6g} s, error {other_s / published_s - 1:+.3f}")
     return Score(figures, "scored", "; ".join(remarks))
 
 

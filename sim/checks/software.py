@@ -44,6 +44,8 @@ class Software:
     """The training loop holds the logits during backward."""
     early_stop: bool = True
     """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
+    pads_vocabulary: bool = True
+    """Where it imitates Megatron: to a multiple of 128 rows per tensor-parallel rank."""
     swiglu_fusion: bool | None = None
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
     megatron: MegatronAge = "core"
@@ -74,6 +76,8 @@ class Software:
     """A row that does not print its precision is as likely an 8-bit run."""
     fp8: str = "delayed"
     """How its recipes scale 8-bit numbers, where a row does not say: Megatron's default."""
+    loss_fusion: str = "none"
+    """Megatron's fusion of the loss that its recipes ask for."""
     stores_fp8: bool = False
     """Its recipes store weights of 8-bit products in 8 bit."""
     sizes_zero: bool = False
@@ -106,6 +110,7 @@ NEMO = replace(
     sharding="distributed optimizer",  # on by default in its recipes
     sequence_parallel=True,  # bool(tp > 1) in its performance recipes
     often_8_bit=True,
+    loss_fusion="native",  # cross_entropy_loss_fusion is on in GPTConfig; native is megatron-core's default
     stores_fp8=True,  # fp8_params in bf16_with_fp8_mixed; fp8_param_gather in Megatron-Bridge's, but for mxfp8
 )
 MEGATRON_2022 = replace(MEGATRON, name="Megatron of 2022", pattern="korthikanti", megatron="2022", flash=None)
@@ -202,11 +207,20 @@ KNOWN = (
         sharding="fsdp2",
     ),
     replace(MEGATRON_DEEPSPEED, name="BigScience's Megatron-DeepSpeed", pattern="bigscience", megatron="2021"),
+    replace(  # VIA-Research/vTrain, src/config.py, src/model and src/predictor.py
+        MEGATRON_DEEPSPEED,
+        name="vTrain's model of Megatron-DeepSpeed",
+        pattern="vtrain",
+        megatron="2021",
+        reduce="fp16",
+        pads_vocabulary=False,
+    ),
     MEGATRON_DEEPSPEED,
     replace(
         NEMO,
         name="Megatron-Bridge",
         pattern="megatron-bridge",
+        loss_fusion="te",  # cross_entropy_fusion_impl in its recipes
         fp8="tensorwise",  # "FP8" of its performance summary is per-tensor current scaling
     ),
     NEMO,

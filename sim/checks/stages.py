@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from sim.checks.facts import Facts
+from sim.checks.recipes import recipe_of
 from sim.checks.software import software_of
 
 
@@ -44,7 +45,7 @@ SCHEDULES = (
 
 
 def _chunks(facts: Facts) -> int:
-    """Stages per rank: vpp, or one per layer where the row says "max"."""
+    """Stages per rank: vpp, one per layer where the row says "max", its recipe's where it says nothing."""
     if facts.says("vpp", "^max") and facts.layers is not None:
         return -(-facts.layers // facts.pp)
-    return facts.vpp
+    return facts.vpp if facts.text.get("vpp") or facts.pp == 1 else recipe_of(facts).virtual

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sim.checks.facts import Facts
+from sim.checks.facts import Facts, arguments
 from sim.checks.software import software_of
 
 LORA = r"(?<![a-z])q?lora"
@@ -49,3 +49,11 @@ def optimizer_name(facts: Facts) -> str | None:
     if facts.says("notes", SGD):
         return "sgd"
     return "adamw-8bit" if facts.says("notes", EIGHT_BIT_ADAM) and not has_lora(facts) else None
+
+
+def loss_fusion(facts: Facts) -> str:
+    """The schema's name of Megatron's fusion of the loss: by its arguments where they are printed, else by the recipes."""
+    given = arguments(facts)
+    if given.get("cross-entropy-loss-fusion"):
+        return str(given.get("cross-entropy-fusion-impl", "native"))
+    return "none" if given else software_of(facts).loss_fusion

@@ -8,9 +8,10 @@
 
 Source: COSTS.md 1.1, fitted there to cuBLAS rows of ai-dynamo/aiconfigurator. `batch` multiplies the tile count (a
 strided-batched product fills the SMs with tiles of all its members): assumed, and scored in docs/profiles.md against
-batched rows that nothing was fitted to. Two factors on T_tensor: 1 / accumulate_rate where the product adds into its
-output (wgrad with fp32 accumulation is 4-5 % slower), and `misaligned_slowdown` where a batched 16-bit product has a
-side that is not a multiple of 8 elements, so that its rows are not 16-byte aligned (attention heads of odd size).
+batched rows that nothing was fitted to. Factors on T_tensor: 1 / accumulate_rate where the product adds into its output
+(wgrad with fp32 accumulation is 4-5 % slower), and a slowdown where rows of 16 bit are no multiple of 8 elements and so
+not 16-byte aligned: `misaligned_slowdown` of batched products (attention heads of odd size), `misaligned_row_slowdown`
+of single ones (a vocabulary of 50,257), for which cuBLAS has kernels of smaller loads.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Protocol
 
 from sim.cost.figures import Figures
 from sim.cost.gpu import Gpu, peak_flops_per_ns, tensor_peak_flops_per_ns
-from sim.program.kernels import ITEM_BYTES, Gemm
+from sim.program.kernels import ITEM_BYTES, Gemm, packed_bytes
 
 TILES = (64, 128, 256)
 NARROW_TILES = (32, *TILES)
 """Of fp32 products, which run on CUDA cores: cuBLAS has kernels such as sgemm_128x32 and sgemm_32x32_sliced1x4."""
 SPLITS = (1, 2, 4, 8, 16)
+NARROW = ("fp8", "fp4")
 SPLIT_BYTES_PER_OUTPUT = 8  # fp32 written by each split and read back by the reduction
 
 
@@ -65,10 +67,11 @@ class GemmForm:
     bandwidth_efficiency: float
     accumulate_rate: float = 1.0
     misaligned_slowdown: float = 1.0
+    misaligned_row_slowdown: float = 1.0
 
     @classmethod
     def of(cls, figures: Figures, gpu: Gpu, dtype: str = "bf16") -> GemmForm:
-        """The form for products of `dtype`: fp8 (in a profile of one's own any) has figures of its own if measured."""
+        """The form for products of `dtype`: fp8 and fp4 (in a profile of one's own any) have figures of their own if known."""
         root = gemm_root(figures, dtype)
         return cls(
             gpu=gpu,
@@ -79,6 +82,7 @@ class GemmForm:
             bandwidth_efficiency=figures[f"{root}.bandwidth_efficiency"],
             accumulate_rate=figures.get("gemm.accumulate_rate", 1.0),
             misaligned_slowdown=figures.get("gemm.misaligned_slowdown", 1.0),
+            misaligned_row_slowdown=figures.get("gemm.misaligned_row_slowdown", 1.0),
         )
 
     def time(self, work: Gemm) -> GemmTime:
@@ -108,7 +112,9 @@ class GemmForm:
         rate = self.efficiency * peak_flops_per_ns(self.gpu, work.dtype) / self.gpu.sms
         if work.accumulate:
             rate *= self.accumulate_rate
-        return rate / self.misaligned_slowdown if is_misaligned(work) else rate
+        if is_misaligned(work):
+            rate /= self.misaligned_slowdown if work.batch > 1 else self.misaligned_row_slowdown
+        return rate
 
     def _tiling_ns(self, work: Gemm, a: int, b: int, split: int, bytes_per_ns: float) -> float:
         c = self.tile_edge_cost
@@ -145,13 +151,11 @@ def gemm_root(figures: Figures, dtype: str) -> str:
 
 
 def is_misaligned(work: Gemm) -> bool:
-    """A batched 16-bit product with a side that is not a multiple of 8 elements (16 bytes)."""
-    return (
-        work.batch > 1
-        and not work.grouped
-        and ITEM_BYTES[work.dtype] == 2
-        and any(side % 8 for side in (work.m, work.n, work.k))
-    )
+    """A 16-bit product with rows that are no multiple of 8 elements (16 bytes). Of a batched one, all sides are rows."""
+    if work.grouped or ITEM_BYTES.get(work.dtype) != 2:
+        return False
+    other = work.m if work.over_rows else work.k
+    return any(side % 8 for side in ((work.n, other) if work.batch == 1 else (work.m, work.n, work.k)))
 
 
 def tile_count(work: Gemm, tile_m: int, tile_n: int, split: int) -> int:
@@ -160,8 +164,7 @@ def tile_count(work: Gemm, tile_m: int, tile_n: int, split: int) -> int:
 
 
 def gemm_bytes(work: Gemm) -> int:
-    """Bytes read and written: both inputs, the output (16 bit for fp8 inputs), C once more where it accumulates."""
-    item = ITEM_BYTES[work.dtype]
-    out = 2 if work.dtype == "fp8" else item
-    inputs = item * (work.m * work.k + work.k * work.n)
+    """Bytes read and written: both inputs, the output (16 bit for narrower inputs), C once more where it accumulates."""
+    out = 2 if work.dtype in NARROW else ITEM_BYTES[work.dtype]
+    inputs = packed_bytes(work.m * work.k + work.k * work.n, work.dtype)
     return work.batch * (inputs + out * work.m * work.n * (2 if work.accumulate else 1))

@@ -50,7 +50,7 @@ class Gpu(Protocol):
     def node(self) -> Network: ...
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """Dense peak of "bf16", "fp16", "fp32" (without TF32) or "fp8". Raises KeyError where there is none."""
+        """Dense peak of "bf16", "fp16", "fp32" (without TF32), "fp8" or "fp4". Raises KeyError where there is none."""
         ...
 
 

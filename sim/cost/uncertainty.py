@@ -23,7 +23,8 @@ def gemm_sigma(figures: Figures, work: Gemm, time: GemmTime) -> float:
     rate = "efficiency" if time.bound == "tensor cores" else "bandwidth_efficiency"
     bound = figures.sigma(f"{root}.{rate}")
     if is_misaligned(work) and time.bound == "tensor cores":
-        bound = hypot(bound, figures.sigma("gemm.misaligned_slowdown"))
+        rule = "misaligned_slowdown" if work.batch > 1 else "misaligned_row_slowdown"
+        bound = hypot(bound, figures.sigma(f"gemm.{rule}"))
     return _weighted(time.total_ns, time.fixed_ns, figures.sigma(f"{root}.fixed_us"), bound)
 
 

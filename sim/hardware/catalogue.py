@@ -82,7 +82,7 @@ class Gpu:
     sources: tuple[tuple[str, Source], ...]
 
     def peak_flops_per_s(self, dtype: str) -> int:
-        """Dense peak for "bf16", "fp16", "fp32" or "fp8". Raises KeyError where the device has none (V100: bf16)."""
+        """Dense peak for "bf16", "fp16", "fp32", "fp8" or "fp4". Raises KeyError where the device has none (V100: bf16)."""
         return dict(self.peaks)[dtype]
 
     def source(self, figure: str) -> Source:

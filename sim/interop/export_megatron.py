@@ -75,6 +75,7 @@ def _network(model: ModelConfig) -> Iterator[str]:
         "--no-bias-dropout-fusion": not model.bias_dropout_fusion,
         "--no-persist-layer-norm": not model.persistent_norm,
         "--attention-backend unfused": model.attention == "unfused",
+        f"--cross-entropy-loss-fusion --cross-entropy-fusion-impl {model.loss_fusion}": model.loss_fusion != "none",
     }
     yield from (flag for flag, is_set in flags.items() if is_set)
     yield f"--hidden-dropout {model.dropout:g} --attention-dropout {model.dropout:g}"
@@ -175,7 +176,9 @@ def _numbers(setup: Setup) -> Iterator[str]:
     if precision.compute == "bf16" and precision.reduce == "bf16":
         yield "--grad-reduce-in-bf16"
     fp8 = setup.model.fp8 if isinstance(setup.model, ModelConfig) else None
-    if fp8 is not None:
+    if fp8 is not None and fp8.recipe == "nvfp4":
+        yield "--fp4-format e2m1 --fp4-recipe nvfp4"
+    elif fp8 is not None:
         yield f"--fp8-format hybrid --fp8-recipe {fp8.recipe}" + (" --fp8-param-gather" if fp8.stored else "")
     if fp8 is not None and fp8.first:
         yield f"--first-last-layers-bf16 --num-layers-at-start-in-bf16 {fp8.first} --num-layers-at-end-in-bf16 {fp8.last}"

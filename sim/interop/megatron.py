@@ -143,6 +143,11 @@ def _put_layer_choices(draft: Draft, family: Family) -> None:
     choose(draft, "bias_dropout_fusion", fused, "no-bias-dropout-fusion", what="dropout and residual apart")
     persistent = not draft.has("no-persist-layer-norm")
     choose(draft, "persistent_norm", persistent, "no-persist-layer-norm", what="persistent kernels for norms")
+    if draft.has("cross-entropy-loss-fusion"):
+        kind = draft.get("cross-entropy-fusion-impl") or "native"
+        choose(
+            draft, "loss_fusion", kind, "cross-entropy-loss-fusion", "cross-entropy-fusion-impl", what="fused losses"
+        )
     if family == "gpt":
         fused = not draft.has("no-bias-gelu-fusion") and biased
         choose(draft, "bias_gelu_fusion", fused, "no-bias-gelu-fusion", what="bias and GELU in one kernel")
@@ -230,18 +235,22 @@ def _put_precision(draft: Draft) -> None:
 
 
 def _put_fp8(draft: Draft) -> None:
-    """Transformer Engine's 8-bit products; what belongs to them says nothing without them."""
+    """Transformer Engine's 8- or 4-bit products; what belongs to them says nothing without them."""
     edges = ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
-    if not draft.has("fp8-format"):
-        for name in ("fp8-recipe", "fp8-param-gather", "first-last-layers-bf16", *edges):
+    kind = next((kind for kind in ("fp8", "fp4") if draft.has(f"{kind}-format")), None)
+    for other in ("fp8", "fp4"):
+        if other != kind:
+            draft.use(f"{other}-recipe", f"not used: without --{other}-format")
+    if kind is None:
+        for name in ("fp8-param-gather", "first-last-layers-bf16", *edges):
             draft.use(name, "not used: without --fp8-format")
         return
-    recipe = draft.get("fp8-recipe")
-    if recipe not in ("delayed", "tensorwise", "mxfp8"):
-        draft.cannot("fp8-recipe", "another way to find scales: 16-bit products are played")
+    recipe = draft.get(f"{kind}-recipe")
+    if recipe not in (("delayed", "tensorwise", "mxfp8") if kind == "fp8" else ("nvfp4",)):
+        draft.cannot(f"{kind}-recipe", "another way to find scales: 16-bit products are played")
         return
-    draft.put("precision.fp8", recipe, "fp8-format", "fp8-recipe")
-    if draft.has("fp8-param-gather") and recipe == "mxfp8":
+    draft.put(f"precision.{kind}", recipe, f"{kind}-format", f"{kind}-recipe")
+    if draft.has("fp8-param-gather") and recipe in ("mxfp8", "nvfp4"):
         draft.cannot("fp8-param-gather", "weights stored with scales of blocks: 16-bit weights are played")
     elif draft.has("fp8-param-gather"):
         draft.put("parallel.data.fp8_parameters", True, "fp8-param-gather")

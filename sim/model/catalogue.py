@@ -53,10 +53,10 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 """What each code does where the user says nothing. The first implementation of a family is its default."""
 
 
-NOT_TILED = encoders.NOT_TILED
 NO_FUSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(
     ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion", "persistent_norm"), (False,)
-)
+) | {"loss_fusion": ("none",), "liger": ((),), "mlp_tiles": (1,)}
+LOSS_FUSIONS: dict[str, tuple[Any, ...]] = {"loss_fusion": ("none", "native", "te")}
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
     "dropout": (0.0,),
@@ -67,7 +67,6 @@ LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     **NO_FUSIONS,
 }
 GPT_CODE: dict[str, tuple[Any, ...]] = {
-    **NOT_TILED,
     "qkv_bias": (False,),
     "qk_norm": (False,),
     "norm": ("layer_norm",),
@@ -77,12 +76,13 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
     **NO_FUSIONS,
 }
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
-    ("llama", "torchtitan"): LLAMA_CODE | NOT_TILED | {"rope": ("complex", "cos_sin")},
-    ("llama", "transformers"): LLAMA_CODE | {"rope": ("half",), "loss_chunks": (1,)},
+    ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
+    ("llama", "transformers"): {name: known for name, known in LLAMA_CODE.items() if name not in ("liger", "mlp_tiles")}
+    | {"rope": ("half",), "loss_chunks": (1,)},
     ("llama", "megatron"): LLAMA_CODE
-    | NOT_TILED
     | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
     | {"activation": ("silu", "squared_relu")}
+    | LOSS_FUSIONS
     | {"logits": ("loss_upcast",), "loss_chunks": (1,)}
     | {"bias_dropout_fusion": (True,), "swiglu_fusion": (False, True), "persistent_norm": (False, True)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
@@ -91,6 +91,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("gpt", "megatron"): GPT_CODE
     | {"attention": ("unfused", "sdpa", "math"), "logits": ("loss_upcast",), "loss_chunks": (1,)}
     | {"input_gradients": (False,)}
+    | LOSS_FUSIONS
     | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True)),
     **encoders.CHOICES,
 }

@@ -29,12 +29,12 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
-    """Products of layers' linear parts in 8 bit by Transformer Engine; but for so many layers at the start and the end.
+    """Products of layers' linear parts in 8 bit (nvfp4: in 4) by Transformer Engine, but for so many layers at either end.
 
     `recipe`: Megatron's name of how scales are found (sim.runtime.fp8). `stored`: these weights exist in 8 bit only.
     """
 
-    recipe: Literal["delayed", "tensorwise", "mxfp8"]
+    recipe: Literal["delayed", "tensorwise", "mxfp8", "nvfp4"]
     first: int = 0
     last: int = 0
     stored: bool = False
@@ -91,6 +91,8 @@ class ModelConfig:
     """Megatron: residual + dropout(x + bias) in one kernel."""
     persistent_norm: bool = False
     """Megatron: norms by kernels that keep a row in registers (apex's FastLayerNorm, Transformer Engine)."""
+    loss_fusion: Literal["none", "native", "te"] = "none"
+    """Megatron: the loss per token op by op, in compiled regions (its "native"), or in Transformer Engine's kernels."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] = "loss_upcast"
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool = False
@@ -99,8 +101,8 @@ class ModelConfig:
     loss_chunking: Literal["backward", "projection", "logits"] = "backward"
     """What is done in chunks of the sequence (sim.model.chunked_loss): projection, loss and backward (torchtitan);
     projection and loss (torchtune); the loss alone."""
-    fused_loss: bool = False
-    """transformers' Llama: head and loss are one operator that never makes whole logits (Liger)."""
+    liger: tuple[str, ...] = ()
+    """Kernels of Liger in the place of transformers' own: rope, rms_norm, swiglu, fused_linear_cross_entropy."""
     mlp_tiles: int = 1
     """transformers' Llama: the MLP runs in so many tiles of tokens, and again in backward (DeepSpeed's TiledMLP)."""
     head: Literal["language_model", "classification", "pretraining"] = "language_model"

@@ -76,17 +76,17 @@ DEFAULTS: dict[tuple[Family, Implementation], Fields] = {
 }
 """What each code does where the user says nothing, as in `catalogue.IMPLEMENTATIONS`."""
 
-NOT_TILED: dict[str, tuple[Any, ...]] = {"fused_loss": (False,), "mlp_tiles": (1,)}
-"""Of code that computes the MLP and the loss over all tokens of a sequence at once."""
 _COMMON: dict[str, tuple[Any, ...]] = {
-    **NOT_TILED,
     "qk_norm": (False,),
     "bias_gelu_fusion": (False,),
     "swiglu_fusion": (False,),
     "bias_dropout_fusion": (False,),
     "persistent_norm": (False,),
+    "loss_fusion": ("none",),
     "logits": ("keep_dtype",),
     "loss_chunks": (1,),
+    "liger": ((),),
+    "mlp_tiles": (1,),
 }
 _LAYER_NORM: dict[str, tuple[Any, ...]] = {
     "norm": ("layer_norm",),
@@ -102,6 +102,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("bert", "megatron"): _COMMON
     | _LAYER_NORM
     | {"qkv_bias": (False,), "head": ("pretraining",), "logits": ("loss_upcast",)}
+    | {"loss_fusion": ("none", "native", "te")}
     | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True)),
     ("t5", "transformers"): _COMMON
     | {
@@ -117,7 +118,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     | _LAYER_NORM
     | {"qkv_bias": (False,), "relative_buckets": (0,), "tied_embeddings": (True,), "attention": ("unfused",)}
     | dict.fromkeys(("bias_gelu_fusion", "bias_dropout_fusion", "persistent_norm"), (False, True))
-    | {"logits": ("loss_upcast",)},
+    | {"logits": ("loss_upcast",), "loss_fusion": ("none", "native", "te")},
     ("vit", "transformers"): _COMMON
     | _LAYER_NORM
     | {"head": ("classification",), "tied_embeddings": (False,), "vocab": (0,)},

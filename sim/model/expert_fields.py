@@ -31,7 +31,7 @@ def merged(shapes: Fields, overrides: Fields) -> Fields:
 MEGATRONS: dict[str, Any] = {
     "scores": "softmax", "scaling": None, "groups": 1, "selection_bias": False, "auxiliary_loss": False,
     "capacity_factor": None, "permute_fusion": True, "router_dtype": "fp32", "dispatcher": "alltoall", "grouped": True,
-    "sinkhorn": False,
+    "sinkhorn": False, "bias": False, "clamped": False,
 }  # fmt: skip
 """What only Megatron's experts have; transformers' are those of Mixtral, Qwen2-MoE and Qwen3-MoE."""
 

@@ -55,6 +55,10 @@ class Experts:
     """megatron: tokens are sorted by one kernel each way, else by selections written out (always with allgather)."""
     grouped: bool = True
     """megatron: the products of a rank's experts run together, else one expert after the other."""
+    bias: bool = False
+    """Biases in both linear layers of an expert (GPT-OSS). megatron: those of the second are added op by op."""
+    clamped: bool = False
+    """megatron: gate and value are clamped before the activation, op by op (GPT-OSS)."""
     imbalance: float = 1.0
     """Tokens of the busiest expert over the mean; rank 0 has this expert."""
     capacity_factor: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sim.model.calls import Shape, Tensor, call
+from sim.model.calls import Shape, Tensor, call, call_tuple
 from sim.model.module import Parameter
 from sim.model.shard.context import ContextParallel
 
@@ -50,6 +50,26 @@ def persistent_rms_norm(x: Tensor, weight: Parameter) -> Tensor:
 def persistent_layer_norm(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
     """layer_norm by a kernel that keeps a row in registers (apex's FastLayerNorm, Transformer Engine)."""
     return call("persistent_layer_norm", x, weight.tensor, bias.tensor)
+
+
+def liger_rms_norm(x: Tensor, weight: Parameter) -> Tensor:
+    """Liger's rms_norm, whose backward writes over the gradient that comes in."""
+    return call("liger_rms_norm", x, weight.tensor)
+
+
+def liger_swiglu(gate: Tensor, value: Tensor) -> Tensor:
+    """Liger's silu(gate) * value; keeps both, and writes their gradients over them."""
+    return call("liger_swiglu", gate, value)
+
+
+def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Liger's rotary positions of q and k [B, heads, S, D], in place."""
+    return call_tuple("liger_rope", q, k, cos, sin)
+
+
+def liger_linear_cross_entropy(hidden: Tensor, weight: Parameter, targets: Tensor) -> Tensor:
+    """Liger's head and loss in one: hidden [N, H], weight [V, H], targets [N]; gradients are computed on the way."""
+    return call("liger_linear_cross_entropy", hidden, weight.tensor, targets)
 
 
 def scale_by(x: Tensor, weight: Parameter, weight_first: bool = False) -> Tensor:
@@ -214,11 +234,6 @@ def tiled(function: Callable[[Tensor], Tensor], x: Tensor, tiles: int) -> Tensor
     return function(x) if tiles == 1 else call("tiled", function, x, tiles)
 
 
-def fused_head(x: Tensor, weight: Parameter, targets: Tensor) -> Tensor:
-    """Mean loss at targets [N] of x [N, H] times weight [V, H] transposed, chunk by chunk of tokens (Liger's kernel)."""
-    return call("fused_head", x, weight.tensor, targets)
-
-
 def exchange_parts(x: Tensor, ranks: int) -> Tensor:
     """x [ranks, ...]: part r goes to context-parallel rank r, and the parts meant for this one come back."""
     return call("exchange_parts", x, ranks)
@@ -229,9 +244,9 @@ def causal_softmax(scores: Tensor) -> Tensor:
     return call("causal_softmax", scores)
 
 
-def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, ranks: int = 1) -> Tensor:
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, ranks: int = 1, fusion: str = "none") -> Tensor:
     """Megatron's unfused loss, in fp32: negative log likelihood per token of logits [S, B, V/ranks] at targets [S, B]."""
-    return call("vocab_parallel_cross_entropy", logits, targets, ranks)
+    return call("vocab_parallel_cross_entropy", logits, targets, ranks, fusion)
 
 
 def attention(

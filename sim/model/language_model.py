@@ -46,7 +46,7 @@ class LanguageModel(Module):
     returns_logits: ClassVar[bool] = False
     """The script calls the model for logits, its own variable, and then the loss (torchtitan); else one call does both."""
 
-    post_norm: ClassVar[bool] = False
+    post_norm: bool = False
     """Nothing stands between the last layer and the head: its gradient comes in through a view, unlike other layers'."""
     passes_keywords: ClassVar[bool] = False
     """Layers are called with one positional argument and the rest by keyword."""

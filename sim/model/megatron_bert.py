@@ -109,6 +109,6 @@ class MegatronBert(MegatronGpt):
         order = self.binary_head(pooled)
         with active().computing_loss(logits):
             labels = targets.transpose(0, 1).contiguous()
-            loss = F.vocab_parallel_cross_entropy(logits, labels, self.parallel.degree)
+            loss = F.vocab_parallel_cross_entropy(logits, labels, self.parallel.degree, self.config.loss_fusion)
             del mask
             return loss.transpose(0, 1).contiguous(), order

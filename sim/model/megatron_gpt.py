@@ -130,5 +130,5 @@ class MegatronGpt(LanguageModel):
         logits = self.output_layer(x)
         with active().computing_loss(logits):
             labels = targets.transpose(0, 1).contiguous()
-            loss = F.vocab_parallel_cross_entropy(logits, labels, self.parallel.degree)
+            loss = F.vocab_parallel_cross_entropy(logits, labels, self.parallel.degree, self.config.loss_fusion)
             return loss.transpose(0, 1).contiguous()

@@ -18,7 +18,7 @@ from sim.model.megatron_dispatch import dispatcher_of
 from sim.model.megatron_layer import Mlp, plain_activation
 from sim.model.module import Buffer, Module, ModuleList, Parameter
 from sim.model.shard.tensor import TensorParallel
-from sim.model.transformer_engine import Fp8GroupedLinear
+from sim.model.transformer_engine import Fp8GroupedLinear, GroupedLinear
 
 SINKHORN_ROUNDS = 2
 """Until its columns change by less than 1e-4: so many while logits are small (of deviation 0.1 and less), as in a fresh
@@ -124,26 +124,12 @@ def chosen_map(logits: Tensor, indices: Tensor) -> Tensor:
     return F.compute("_to_copy", logits.shape, "bool", chosen)
 
 
-class GroupedLinear(Module):
-    """A weight [out, in] for each of this rank's experts."""
-
-    def __init__(self, inputs: int, outputs: int, count: int) -> None:
-        self.count = count
-        for number in range(count):
-            weight = Parameter(outputs, inputs)
-            weight.of_expert = True
-            setattr(self, f"weight{number}", weight)
-
-    def forward(self, x: Tensor, groups: Groups) -> Tensor:
-        weights = tuple(getattr(self, f"weight{number}") for number in range(self.count))
-        return R.grouped_linear(x, weights, groups)
-
-
-def grouped_linear(config: ModelConfig, inputs: int, outputs: int, count: int) -> Module:
+def grouped_linear(config: ModelConfig, inputs: int, outputs: int, count: int, skip_bias_add: bool) -> GroupedLinear:
     """The experts' linear layers, in 8 bit or not."""
+    bias = config.experts is not None and config.experts.bias
     if config.fp8 is not None:
-        return Fp8GroupedLinear(inputs, outputs, count, config.fp8)
-    return GroupedLinear(inputs, outputs, count)
+        return Fp8GroupedLinear(inputs, outputs, count, bias, skip_bias_add, config.fp8)
+    return GroupedLinear(inputs, outputs, count, bias, skip_bias_add)
 
 
 class WeightedSwiGlu(Module):
@@ -151,6 +137,16 @@ class WeightedSwiGlu(Module):
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         return R.weighted_swiglu(x, weights)
+
+
+class ClampedSwiGlu(Module):
+    """The same behind gate and value that are clamped apart and joined again (weighted_bias_quick_geglu_impl; its gate's
+    kernel moves as much as SiLU's)."""
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        gate, value = x.split(x.shape[-1] // 2)
+        joined = F.cat_last((R.clamp(gate), R.clamp(value)))
+        return R.weighted_swiglu(joined, weights)
 
 
 class WeightedPlain(Module):
@@ -172,15 +168,19 @@ class GroupedMlp(Module):
 
     def __init__(self, config: ModelConfig, experts: Experts, parallel: ExpertParallel, count: int) -> None:
         gated, width = config.activation == "silu", experts.ffn_hidden // parallel.tensor
-        self.linear_fc1 = grouped_linear(config, config.hidden, 2 * width if gated else width, count)
-        self.activation_func: Module = WeightedSwiGlu() if gated else WeightedPlain(config)
-        self.linear_fc2 = grouped_linear(config, width, config.hidden, count)
+        self.linear_fc1 = grouped_linear(config, config.hidden, 2 * width if gated else width, count, False)
+        glu = ClampedSwiGlu if experts.clamped else WeightedSwiGlu
+        self.activation_func: Module = glu() if gated else WeightedPlain(config)
+        second = grouped_linear(config, width, config.hidden, count, True)
+        self.linear_fc2: Module = second
+        self.biases = second.biases  # added here, whatever wraps the layer
 
     def forward(self, x: Tensor, weights: Tensor, groups: Groups) -> Tensor:
         weights = weights.unsqueeze(1)
         hidden = self.linear_fc1(x, groups)
         active = self.activation_func(hidden, weights)
-        return self.linear_fc2(active, groups)
+        out = self.linear_fc2(active, groups)
+        return R.add_expert_biases(out, self.biases, weights, groups) if self.biases else out
 
 
 class SequentialMlp(Module):

@@ -97,14 +97,31 @@ def scatter_rows(x: Tensor, ranks: int, group: str) -> Tensor:
     return call("scatter_rows", x, ranks, group)
 
 
-def grouped_linear(x: Tensor, weights: tuple[Parameter, ...], groups: tuple[tuple[int, int], ...]) -> Tensor:
-    """x [N, in] times each expert's weight [out, in] transposed; `groups`: (experts, rows of each) in order."""
-    return call("grouped_linear", x, tuple(weight.tensor for weight in weights), groups)
+def grouped_linear(
+    x: Tensor, weights: tuple[Parameter, ...], groups: tuple[tuple[int, int], ...], biases: tuple[Parameter, ...] = ()
+) -> Tensor:
+    """x [N, in] times each expert's weight [out, in] transposed, and its bias [out], if there are some; `groups`: (experts,
+    rows of each) in order."""
+    return call("grouped_linear", x, tuple(p.tensor for p in weights), groups, tuple(p.tensor for p in biases))
 
 
-def fp8_grouped_linear(x: Tensor, weights: tuple[Parameter, ...], groups: tuple[tuple[int, int], ...]) -> Tensor:
+def fp8_grouped_linear(
+    x: Tensor, weights: tuple[Parameter, ...], groups: tuple[tuple[int, int], ...], biases: tuple[Parameter, ...] = ()
+) -> Tensor:
     """The same by Transformer Engine in 8 bit."""
-    return call("fp8_grouped_linear", x, tuple(weight.tensor for weight in weights), groups)
+    return call("fp8_grouped_linear", x, tuple(p.tensor for p in weights), groups, tuple(p.tensor for p in biases))
+
+
+def add_expert_biases(
+    x: Tensor, biases: tuple[Parameter, ...], weights: Tensor, groups: tuple[tuple[int, int], ...]
+) -> Tensor:
+    """Rows of x [N, out] plus their expert's bias [out] times their weight [N, 1], one expert after the other."""
+    return call("add_expert_biases", x, tuple(bias.tensor for bias in biases), weights, groups)
+
+
+def clamp(x: Tensor) -> Tensor:
+    """torch.clamp of x between numbers."""
+    return call("clamp", x)
 
 
 def weighted_swiglu(x: Tensor, weights: Tensor) -> Tensor:

@@ -91,17 +91,36 @@ def row_linear(
     return RowParallelLinear(inputs, outputs, parallel, bias)
 
 
-class Fp8GroupedLinear(Module):
-    """A weight [out, in] for each of this rank's experts."""
+class GroupedLinear(Module):
+    """A weight [out, in] for each of this rank's experts, and with `bias` a bias [out], left to the caller if
+    `skip_bias_add`."""
 
-    def __init__(self, inputs: int, outputs: int, count: int, fp8: Fp8) -> None:
-        self.count = count
+    def __init__(self, inputs: int, outputs: int, count: int, bias: bool, skip_bias_add: bool) -> None:
         for number in range(count):
-            weight = Parameter(outputs, inputs)
-            weight.of_expert = True
-            in_fp8(weight, fp8)
-            setattr(self, f"weight{number}", weight)
+            setattr(self, f"weight{number}", _of_expert(outputs, inputs))
+        for number in range(count if bias else 0):
+            setattr(self, f"bias{number}", _of_expert(outputs))
+        self.weights = tuple(getattr(self, f"weight{number}") for number in range(count))
+        self.biases = tuple(getattr(self, f"bias{number}") for number in range(count if bias else 0))
+        self.added = () if skip_bias_add else self.biases
 
     def forward(self, x: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
-        weights = tuple(getattr(self, f"weight{number}") for number in range(self.count))
-        return R.fp8_grouped_linear(x, weights, groups)
+        return R.grouped_linear(x, self.weights, groups, self.added)
+
+
+def _of_expert(*shape: int) -> Parameter:
+    parameter = Parameter(*shape)
+    parameter.of_expert = True
+    return parameter
+
+
+class Fp8GroupedLinear(GroupedLinear):
+    """The same in 8 bit."""
+
+    def __init__(self, inputs: int, outputs: int, count: int, bias: bool, skip_bias_add: bool, fp8: Fp8) -> None:
+        super().__init__(inputs, outputs, count, bias, skip_bias_add)
+        for weight in self.weights:
+            in_fp8(weight, fp8)
+
+    def forward(self, x: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
+        return R.fp8_grouped_linear(x, self.weights, groups, self.added)

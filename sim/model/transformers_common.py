@@ -7,6 +7,7 @@ from typing import Any
 from sim.model import functional as F
 from sim.model.calls import Tensor, active
 from sim.model.language_model import LanguageModel, Linear
+from sim.model.module import Parameter
 
 
 def make_position_ids(length: int) -> Tensor:
@@ -59,15 +60,14 @@ class TransformersModel(LanguageModel):
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs: Any = self(tokens, targets)
-        loss, *logits = outputs
-        return loss, logits[0] if logits else None
+        return outputs if isinstance(outputs, tuple) else (outputs, None)
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The loss, and the logits where they exist."""
+    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
+        """The loss and the logits; where Liger fuses them, the loss alone."""
         hidden = self.hidden_states(tokens)
-        if self.config.fused_loss:
+        if "fused_linear_cross_entropy" in self.config.liger:
             with active().computing_loss():
-                return (self.lm_head(hidden, shifted(labels)),)
+                return self._fused_loss(hidden, labels)
         logits = self.lm_head(hidden)
         if self.config.logits == "model_upcast":
             logits = logits.float()
@@ -78,20 +78,28 @@ class TransformersModel(LanguageModel):
         """ForCausalLMLoss: logits in fp32; labels padded by one and shifted (a copy where B > 1)."""
         if self.config.logits == "loss_upcast":
             logits = logits.float()
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), shifted(targets).view(-1))
+        padded = padded_labels(targets)
+        shifted = shifted_labels(padded)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), shifted.view(-1))
+
+    def external_parameters(self) -> tuple[Parameter, ...]:
+        fuses = "fused_linear_cross_entropy" in self.config.liger
+        return (self.lm_head.weight,) if fuses else ()
+
+    def _fused_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """LigerForCausalLMLoss: logits never exist as a whole."""
+        padded = padded_labels(targets)
+        shifted = shifted_labels(padded)
+        flat = hidden.view(-1, hidden.shape[-1])
+        return F.liger_linear_cross_entropy(flat, self.lm_head.weight, shifted.view(-1))
 
 
-class LossHead(Linear):
-    """The head and the loss over its logits, which never exist as a whole (Liger's LigerForCausalLMLoss)."""
-
-    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
-        if targets is None:
-            return super().forward(hidden)
-        return F.fused_head(hidden.view(-1, hidden.shape[-1]), self.weight, targets.view(-1))
-
-
-def shifted(targets: Tensor) -> Tensor:
-    """Labels [B, S] padded by one and shifted."""
+def padded_labels(targets: Tensor) -> Tensor:
+    """One more per sequence."""
     batch, length = targets.shape
-    labels = F.compute("constant_pad_nd", (batch, length + 1), "int64", targets)
-    return labels.narrow(1, 1, length).contiguous()
+    return F.compute("constant_pad_nd", (batch, length + 1), "int64", targets)
+
+
+def shifted_labels(padded: Tensor) -> Tensor:
+    """Of the next token; a copy where there are several sequences."""
+    return padded.narrow(1, 1, padded.shape[1] - 1).contiguous()

@@ -17,7 +17,6 @@ from sim.model.module import Buffer, Module, ModuleList, Parameter
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.ulysses import attend_by_heads
 from sim.model.transformers_common import (
-    LossHead,
     TransformersModel,
     check_packed_sequences,
     make_position_ids,
@@ -40,7 +39,19 @@ class LlamaRMSNorm(Module):
         return F.scale_by(hidden.to(dtype), self.weight, weight_first=True)
 
 
+class LigerRMSNorm(Module):
+    """One kernel of Liger's."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.liger_rms_norm(x, self.weight)
+
+
 def make_norm(config: ModelConfig, width: int) -> Module:
+    if "rms_norm" in config.liger:
+        return LigerRMSNorm(width)
     return FusedRMSNorm(width) if config.norm == "fused" else LlamaRMSNorm(width)
 
 
@@ -112,7 +123,7 @@ class LlamaAttention(Module):
             k = self.k_norm(k)
         k = k.transpose(1, 2)
         v = self.v_proj(x).view(b, s, -1, c.head_dim).transpose(1, 2)
-        q, k = apply_rotary(q, k, cos, sin)
+        q, k = F.liger_rope(q, k, cos, sin) if "rope" in c.liger else apply_rotary(q, k, cos, sin)
         y = self._attend(q, k, v) if self.ranks == 1 else attend_by_heads(q, k, v, self.ranks, self._attend)
         return self.o_proj(y.reshape(b, s, -1).contiguous())
 
@@ -129,6 +140,7 @@ class LlamaAttention(Module):
 class LlamaMLP(Module):
     def __init__(self, config: ModelConfig) -> None:
         h, f = config.hidden, config.ffn_hidden
+        self.fused = "swiglu" in config.liger
         self.tiles = config.mlp_tiles
         self.gate_proj, self.up_proj, self.down_proj = Linear(h, f), Linear(h, f), Linear(f, h)
 
@@ -136,6 +148,8 @@ class LlamaMLP(Module):
         return F.tiled(self._whole, x, self.tiles)
 
     def _whole(self, x: Tensor) -> Tensor:
+        if self.fused:
+            return self.down_proj(F.liger_swiglu(self.gate_proj(x), self.up_proj(x)))
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -166,12 +180,13 @@ class LlamaForCausalLM(TransformersModel):
 
     def __init__(self, config: ModelConfig, context: ContextParallel | None = None) -> None:
         super().__init__(config)
+        self.post_norm = "rms_norm" in config.liger
         ranks = context.degree if context is not None else 1
         self.embed_tokens = Embedding(config.vocab, config.hidden)
         self.layers = ModuleList([LlamaDecoderLayer(config, number, ranks) for number in range(config.layers)])
         self.norm = make_norm(config, config.hidden)
         self.rotary_emb = LlamaRotaryEmbedding(config.head_dim)
-        self.lm_head = (LossHead if config.fused_loss else Linear)(config.hidden, config.vocab)
+        self.lm_head = Linear(config.hidden, config.vocab)
         if config.tied_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.name_paths()

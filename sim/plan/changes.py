@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.api import Outcome, simulate_setup
+from sim.model.config import ModelConfig
 from sim.scenario import Scenario, ScenarioError, load_text
 from sim.scenario.dump import only_strategy
 from sim.scenario.setup import Setup
@@ -67,7 +68,9 @@ def candidates(setup: Setup) -> Iterator[Change]:
         yield Change("activations wait in host memory", {"offload": {"what": "activations", "streams": "side"}})
     chunking = {"model.loss_chunking": "projection"} if setup.fsdp is not None else {}
     yield Change("the loss in 8 chunks", {"model.loss_chunks": 8} | chunking)
-    yield Change("head and loss in one operator", {"model.fused_loss": True})
+    if isinstance(setup.model, ModelConfig):
+        kernels = sorted({*setup.model.liger, "fused_linear_cross_entropy"})
+        yield Change("Liger's fused loss", {"model.liger": kernels})
     yield Change("the MLP in 8 tiles of tokens", {"model.mlp_tiles": 8})
     if batch.micro_batch > 1:
         half = {"batch.micro_batch": batch.micro_batch // 2, "batch.accumulation": batch.accumulation * 2}

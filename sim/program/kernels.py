@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int64", "int32", "bool", "uint8", "complex64"]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp4", "int64", "int32", "bool", "uint8", "complex64"]
 ITEM_BYTES: dict[str, int] = {
     "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "complex64": 8,
 }  # fmt: skip
+
+
+def packed_bytes(elements: int, dtype: str) -> int:
+    """Bytes of so many numbers: of 4 bit ("fp4", Transformer Engine's alone) two to a byte."""
+    return elements // 2 if dtype == "fp4" else elements * ITEM_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,7 @@ class Gemm:
     """C[m, n] (+)= A[m, k] B[k, n], `batch` times (bmm); `accumulate` adds into C (reads it too).
 
     `grouped`: the members are experts, whose tokens lie one after the other: their number is no row's length.
+    `over_rows`: the sum runs over tokens (a weight's gradient): m and n are lengths of rows, else n and k are.
     """
 
     m: int
@@ -30,6 +36,7 @@ class Gemm:
     batch: int = 1
     accumulate: bool = False
     grouped: bool = False
+    over_rows: bool = False
 
     @property
     def flops(self) -> int:
@@ -37,8 +44,8 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        item = ITEM_BYTES[self.dtype]
-        return item * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n * (2 if self.accumulate else 1))
+        touched = self.m * self.k + self.k * self.n + self.m * self.n * (2 if self.accumulate else 1)
+        return packed_bytes(self.batch * touched, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

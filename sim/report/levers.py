@@ -95,10 +95,9 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
         chunked = isinstance(setup.model, ModelConfig) and setup.model.loss_chunks > 1
         if chunked:
             return "more chunks of the loss (model.loss_chunks)"
-        if isinstance(setup.model, ModelConfig) and setup.model.fused_loss:
-            return None
-        if _has_fused_loss(setup):
-            return "a loss that never makes whole logits (model.fused_loss)"
+        if isinstance(setup.model, ModelConfig) and _has_liger(setup.model):
+            fused = "fused_linear_cross_entropy"
+            return None if fused in setup.model.liger else f"Liger's fused loss (model.liger: [{fused}])"
         if setup.family is not None or not _has_chunked_loss(setup):
             return "a chunked loss (which no scenario can play here yet)"
         how = ", model.loss_chunking: projection" if fsdp is not None else ""
@@ -140,6 +139,11 @@ def _against_states(setup: Setup) -> str:
     return "sharding (parallel.fsdp)"
 
 
+def _has_liger(model: ModelConfig) -> bool:
+    """Has Liger kernels for the imitated code?"""
+    return "liger" not in CHOICES[model.family, model.implementation]
+
+
 def _has_chunked_loss(setup: Setup) -> bool:
     """Does the imitated code have one?"""
     model = setup.model
@@ -159,9 +163,3 @@ def _leaves_layers(checkpoint: Checkpoint) -> bool:
     """Some of what layers save is kept."""
     partial = checkpoint.every > 1 or checkpoint.first or checkpoint.save or checkpoint.sequential
     return bool(partial or checkpoint.inside or checkpoint.discard or None in checkpoint.layers)
-
-
-def _has_fused_loss(setup: Setup) -> bool:
-    """Does the imitated code know a head that makes the loss chunk by chunk?"""
-    model = setup.model
-    return isinstance(model, ModelConfig) and CHOICES[model.family, model.implementation].get("fused_loss") != (False,)

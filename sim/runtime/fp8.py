@@ -1,7 +1,9 @@
-"""Transformer Engine's 8-bit numbers: casts by recipe, and a rank's copies of weights.
+"""Transformer Engine's numbers of 8 and 4 bit: casts by recipe, and a rank's copies of weights.
 
 delayed: the scale comes from amaxes of earlier steps, so one kernel casts; tensorwise (current scaling): an amax pass
-comes first; mxfp8: a scale per 32 numbers, along rows and along columns, each a cast of its own in one kernel.
+comes first; mxfp8: a scale per 32 numbers, along rows and along columns, each a cast of its own in one kernel; nvfp4:
+a scale per 16 numbers and one per tensor, so that a pass finds amaxes first, also of what the random Hadamard transform
+makes of the columns, which a cast of its own repeats (weights: no transform, one cast).
 Products on Hopper read both factors along the summed dimension, so that what is summed over tokens (and weights in
 backward) is needed transposed too; from Blackwell on only mxfp8 needs a second form. Weights are cast in the first
 micro-batch of a step, and kept in both forms. Source: Transformer Engine 1.9 and 2.x, pytorch/module/linear.py,
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.model.calls import Shape
 from sim.model.config import ModelConfig
 from sim.model.module import Parameter
-from sim.program.kernels import Collective
+from sim.program.kernels import Collective, packed_bytes
 from sim.program.program import COMPUTE
 from sim.runtime.scratch import round_up
 from sim.runtime.tensor import Tensor
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
 
 NON_TRANSPOSED_FROM = 100
 """Compute capability from which 8-bit products read factors in either order (is_non_tn_fp8_gemm_supported)."""
-BLOCK = 32
-"""Numbers that share a scale in mxfp8."""
+BLOCKS = {"mxfp8": 32, "nvfp4": 16}
+"""Numbers that share a scale."""
+AMAX = {"tensorwise": "amax_kernel", "nvfp4": "hadamard_transform_amax"}
+NVFP4_CASTS = ("quantize_nvfp4", "hadamard_transform_cast_columnwise")
 FORWARD_TENSORS, BACKWARD_TENSORS = 3, 2
 """Tensors of a linear layer with a scale: input, weight, output; the gradients of output and input."""
 
@@ -56,7 +60,7 @@ def start_fp8(tape: Tape, setup: Setup, slots: list[Parameter]) -> None:
     data, recipe = setup.data, setup.model.fp8.recipe
     replicas = data.degree if data is not None else 1
     group, ranks = ("dp", replicas) if replicas > 1 else ("tp", setup.tensor.degree)
-    transposes = recipe != "mxfp8" and tape.device.compute_capability < NON_TRANSPOSED_FROM
+    transposes = recipe not in BLOCKS and tape.device.compute_capability < NON_TRANSPOSED_FROM
     tape.fp8 = Fp8(tape, recipe, transposes, group, ranks)
     matrices = [slot.tensor for slot in slots if slot.in_fp8]
     tape.fp8.place([m for m in matrices if isinstance(m, Tensor)], kept=data is not None)
@@ -79,7 +83,17 @@ class Fp8:
     @property
     def two_forms(self) -> bool:
         """Are factors of products for gradients apart from those of forward's?"""
-        return self.transposes or self.recipe == "mxfp8"
+        return self.transposes or self.in_blocks
+
+    @property
+    def in_blocks(self) -> bool:
+        """Blocks of numbers share scales, along rows or along columns: the two forms come of the 16-bit tensor alone."""
+        return self.recipe in BLOCKS
+
+    @property
+    def dtype(self) -> str:
+        """Of the products' factors."""
+        return "fp4" if self.recipe == "nvfp4" else "fp8"
 
     def place(self, weights: list[Tensor], kept: bool) -> None:
         """Room for the copies of these weights (if `kept` for a step), and for the scales and amaxes of delayed scaling,
@@ -100,19 +114,25 @@ class Fp8:
     ) -> tuple[Cast | None, Cast | None]:
         """x [..., k] in 8 bit along rows and along columns, as asked for. Without two forms the one serves both.
 
-        Of tensorwise scaling: `agree`: (group, ranks) that share one scale; `amax_known`: a kernel before has found it.
+        Of tensorwise scaling and nvfp4: `agree`: (group, ranks) that share one scale; of the first: `amax_known`: a kernel
+        before has found it.
         """
-        recorder = self.tape.recorder
-        if self.recipe == "tensorwise":
-            if not amax_known:
-                recorder.memory_bound("amax_kernel", "reduce", x.bytes)
+        recorder, forms = self.tape.recorder, 2 if self.recipe == "nvfp4" else 1
+        if self.recipe in ("tensorwise", "nvfp4"):
+            if not amax_known or self.recipe == "nvfp4":
+                recorder.memory_bound(AMAX[self.recipe], "reduce", x.bytes)
             if agree is not None:
-                recorder.collective(Collective("all_reduce", 4, *agree, "fp32"), COMPUTE)
+                recorder.collective(Collective("all_reduce", 4 * forms, *agree, "fp32"), COMPUTE)
         made = [
             self.empty(x.shape, along_rows) if wanted else None for wanted, along_rows in self._forms(rows, columns)
         ]
-        written = sum(cast.data.bytes + cast.scales.bytes for cast in made if cast is not None)
-        recorder.memory_bound("cast_transpose" if all(made[1:]) else "cast", "elementwise", x.bytes + written)
+        written = [cast.data.bytes + cast.scales.bytes if cast is not None else 0 for cast in made]
+        if self.recipe == "nvfp4":
+            for name, size_bytes in zip(NVFP4_CASTS, written):
+                if size_bytes:
+                    recorder.memory_bound(name, "elementwise", x.bytes + size_bytes)
+            return made[0], made[-1]
+        recorder.memory_bound("cast_transpose" if all(made[1:]) else "cast", "elementwise", x.bytes + sum(written))
         return made[0], made[-1]
 
     def both_forms(self, x: Tensor) -> tuple[Cast, Cast]:
@@ -127,11 +147,12 @@ class Fp8:
     def empty(self, shape: Shape, along_rows: bool = True) -> Cast:
         """Room for x [..., k]; one scale, or one per block, padded to tiles of 128 x 4."""
         tape, (m, k) = self.tape, (prod(shape[:-1]), shape[-1])
-        if self.recipe != "mxfp8":
+        if not self.in_blocks:
             return Cast(tape.empty(shape, "fp8"), tape.empty((1,), "fp32"))
-        m, k = (m, -(-k // BLOCK)) if along_rows else (-(-m // BLOCK), k)
+        block = BLOCKS[self.recipe]
+        m, k = (m, -(-k // block)) if along_rows else (-(-m // block), k)
         tiles = (round_up(m, 128), round_up(k, 4)) if along_rows else (round_up(m, 4), round_up(k, 128))
-        return Cast(tape.empty(shape, "fp8"), tape.empty(tiles, "uint8"))
+        return Cast(tape.empty(shape, self.dtype), tape.empty(tiles, "uint8"))
 
     def transposed(self, rows: Tensor) -> Tensor:
         """The other form of numbers that came in one, where they are transposed."""
@@ -149,9 +170,9 @@ class Fp8:
             if copies is not None and copies.rows is None and copies.columns is not None:
                 recorder.memory_bound("transpose", "copy", 2 * weight.elements)
             elif copies is not None and copies.rows is not None:
-                if self.recipe == "tensorwise":
+                if self.recipe in ("tensorwise", "nvfp4"):
                     recorder.memory_bound("amax_kernel", "reduce", weight.bytes)
-                moved = weight.bytes + forms * weight.elements
+                moved = weight.bytes + packed_bytes(forms * weight.elements, self.dtype)
                 recorder.memory_bound("cast_transpose" if forms > 1 else "cast", "elementwise", moved)
 
     def turned(self, weight: Tensor) -> Tensor | None:

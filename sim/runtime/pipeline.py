@@ -3,8 +3,9 @@
 As torch.distributed.pipelining's stages: a graph per micro-batch, inputs that are leaves, a stage's output kept until
 its backward. Every transfer has its own event; a stage's compute waits for what it needs, NCCL's stream for what it
 sends. A sent tensor is let go when the next one goes the same way (1F1B waits for it then; the others at the end).
-Where transfers overlap nothing (Megatron's 1F1B, and its interleaved schedule of 2022), compute waits for all that was
-sent before it goes on (megatron/p2p_communication.py waits, and the host with it, which is left out here).
+Where transfers overlap nothing (Megatron's 1F1B, and its interleaved schedule of 2022), the host waits for all that was
+sent and received before it goes on (torch.cuda.synchronize in megatron/p2p_communication.py; batch_p2p_sync today), so
+that every pass of a stage begins with an empty queue.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class PipelineRank:
     _made: dict[Action, Tensor] = field(init=False, default_factory=dict)  # to send, or for a stage of this rank
     _sent: dict[int, tuple[Tensor, int]] = field(init=False, default_factory=dict)  # by stream
     _blocking: list[int] = field(init=False, default_factory=list)
-    """Events of sends that compute waits for before it goes on."""
+    """Events of sends that the host waits for before it goes on."""
     _input_gradients: list[Tensor] = field(init=False, default_factory=list)
     """Those of split backwards stay as `.grad` of the received buffers until the next step (stage_backward_input)."""
     _returned: Counter[int] = field(init=False, default_factory=Counter)  # backwards done, by stage
@@ -162,10 +163,10 @@ class PipelineRank:
                 self._compute(step.action)
                 mark(f"{'fwd' if step.action.kind is Kind.FORWARD else 'bwd'}{step.action.micro_batch}")
         passed.append(self.tape.recorder.position())
+        self._wait_for_sent()
         for _, sent in self._sent.values():
             self.tape.recorder.wait(COMPUTE, sent)
         self._sent.clear()
-        self._blocking.clear()
         self._returned.clear()
         if (fold := self.fold) is not None:
             oldest, before, begin, end = (passed[at] for at in (fold.oldest, fold.before, fold.begin, fold.end))
@@ -173,9 +174,7 @@ class PipelineRank:
 
     # -- computing ---------------------------------------------------------------------------------------------
     def _compute(self, action: Action) -> None:
-        for event in self._blocking:
-            self.tape.recorder.wait(COMPUTE, event)
-        self._blocking.clear()
+        self._wait_for_sent()
         if action.kind is Kind.FORWARD:
             self._forward(action)
         elif action.kind is Kind.BACKWARD:
@@ -184,6 +183,11 @@ class PipelineRank:
             self._input_gradient(action)
         else:
             self._weight_gradients(action)
+
+    def _wait_for_sent(self) -> None:
+        for event in self._blocking:
+            self.tape.recorder.sync(event)
+        self._blocking.clear()
 
     def _forward(self, action: Action) -> None:
         stage = self.stages[action.stage]
@@ -267,7 +271,11 @@ class PipelineRank:
         """What another stage has made, on this rank or received."""
         if made in self._made:
             return self._made.pop(made)
-        self.tape.recorder.wait(COMPUTE, self._arrived.pop(made))
+        arrived = self._arrived.pop(made)
+        if self.pipeline.overlap_p2p:
+            self.tape.recorder.wait(COMPUTE, arrived)
+        else:
+            self.tape.recorder.sync(arrived)
         if self.wire.shares > 1:
             return self._gathered(made)
         return self._buffers[made] if self.wire.kept else self._buffers.pop(made)

@@ -214,12 +214,12 @@ class Recorder:
         self._rows.append((self.stream if stream is None else stream) << 4 | number << 12)
         self._row_where.append(self.where)
 
-    def gemm(self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 1) -> None:
-        key = (name, m, n, k, dtype, batch)
+    def gemm(self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 1, over_rows: bool = False) -> None:
+        key = (name, m, n, k, dtype, batch, over_rows)
         number = self._kernels.get(key)
         if number is None:
             number = self._kernels[key] = len(self._kernel_table)
-            self._kernel_table.append(Kernel(name, Gemm(m, n, k, dtype, batch)))
+            self._kernel_table.append(Kernel(name, Gemm(m, n, k, dtype, batch, over_rows=over_rows)))
         self._rows.append(number << 12)
         self._row_where.append(self.where)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.model.calls import Shape
 from sim.model.calls import Tensor as ModelTensor
-from sim.program.kernels import ITEM_BYTES
+from sim.program.kernels import packed_bytes
 from sim.program.program import Owner, Phase
 from sim.runtime import scratch
 from sim.runtime.autograd import Gradients, Node, SavedTensor, SavedTensorHook, run_backward
@@ -178,7 +178,7 @@ class Tape:
         self, shape: Shape, dtype: str, strides: Strides = None, stream: int | None = None, owner: int | None = None
     ) -> Tensor:
         recorder = self.recorder
-        size_bytes = prod(shape) * ITEM_BYTES[dtype]
+        size_bytes = packed_bytes(prod(shape), dtype)
         on, of = recorder.stream if stream is None else stream, recorder.default_owner if owner is None else owner
         storage = Storage(recorder, size_bytes, on, of)
         return Tensor(storage, shape, dtype, strides)
@@ -216,16 +216,24 @@ class Tape:
         return self.pointwise("aten::copy_", x.shape, dtype, strides_like(x), x.bytes)
 
     def matmul_out(
-        self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 0, out: Tensor | None = None
+        self,
+        name: str,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str,
+        batch: int = 0,
+        out: Tensor | None = None,
+        over_rows: bool = False,
     ) -> Tensor:
         """Output of a GEMM (a new one unless given) and its launch; the first one of each host thread allocates the cuBLAS
-        workspace."""
+        workspace. `over_rows`: as Gemm's."""
         if out is None:
             out = self.empty((batch, m, n) if batch else (m, n), dtype)
         if self._thread not in self._workspaces:
             size = self.device.blas_workspace_bytes
             self._workspaces[self._thread] = Storage(self.recorder, size, 0, Owner.WORKSPACE)
-        self.recorder.gemm(name, m, n, k, dtype, batch or 1)
+        self.recorder.gemm(name, m, n, k, dtype, batch or 1, over_rows)
         return out
 
     def stream_workspaces(self) -> None:

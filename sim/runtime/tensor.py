@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sim.model.calls import Shape
 from sim.model.calls import Tensor as ModelTensor
-from sim.program.kernels import ITEM_BYTES
+from sim.program.kernels import packed_bytes
 from sim.runtime.strides import Strides
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Tensor(ModelTensor):
     @property
     def bytes(self) -> int:
         """Elements times item size: what a kernel that reads the tensor moves."""
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+        return packed_bytes(prod(self.shape), self.dtype)
 
     def detach(self) -> Tensor:
         """A second handle on the same bytes, outside the graph."""

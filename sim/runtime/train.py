@@ -84,7 +84,7 @@ class TrainingRun:
         assert isinstance(setup.model, ModelConfig)
         self.setup = setup
         self.trains = setup.mode == "train"
-        self.config = setup.model if self.trains else replace(setup.model, dropout=0.0)  # model.eval()
+        self.config = setup.model if self.trains else evaluated(setup.model)
         self.recorder = recorder
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
@@ -361,6 +361,12 @@ class TrainingRun:
             for unit in communication.units:
                 for module in unit.modules:
                     module.hooks = None
+
+
+def evaluated(config: ModelConfig) -> ModelConfig:
+    """The model after model.eval(): no dropout, and Liger gives logits."""
+    kernels = tuple(name for name in config.liger if name != "fused_linear_cross_entropy")
+    return replace(config, dropout=0.0, liger=kernels)
 
 
 def _tensors(slots: Iterable[Parameter]) -> list[Tensor]:

@@ -54,6 +54,11 @@ class ExpertsSection(Section):
     """megatron: sort tokens by one kernel each way (moe-permute-fusion); allgather never does. Default: true."""
     grouped: bool | None = None
     """megatron: products of a rank's experts together (moe-grouped-gemm), else one expert after the other. Default: true."""
+    bias: bool | None = None
+    """megatron: biases in both linear layers of an expert (GPT-OSS); those of the second are added op by op, weighted.
+    Default: false."""
+    clamped: bool | None = None
+    """megatron: gate and value are clamped, op by op, before they meet (GPT-OSS). Default: false."""
     imbalance: PositiveNumber | None = None
     """Tokens of the busiest expert over the mean of all experts; the simulated rank has this expert, in every layer.
     Default: 1, balanced, which is assumed."""

@@ -22,11 +22,13 @@ def with_fp8(
     document: Document, precision: PrecisionSection, parallel: ParallelSection, model: ModelConfig, mode: str
 ) -> ModelConfig:
     """The model with its 8-bit products, or without them where something is wrong, which is noted."""
-    recipe, edge = precision.fp8, precision.fp8_edge_layers
+    recipe, edge = precision.narrow, precision.fp8_edge_layers
     stored = parallel.data is not None and parallel.data.fp8_parameters
     if recipe is None:
         if edge:
-            document.problem(("precision", "fp8_edge_layers"), "leaves layers out of precision.fp8, which is not set")
+            document.problem(
+                ("precision", "fp8_edge_layers"), "leaves layers out of precision.fp8 or fp4, which is not set"
+            )
         if stored:
             document.problem(STORED, "needs precision.fp8: delayed or tensorwise")
         return model
@@ -35,6 +37,8 @@ def with_fp8(
         of = f"{model.implementation}'s {model.family}"
         document.problem(PATH, f"is Transformer Engine's, for megatron's Llama-like models and GPT, not for {of}")
         return model
+    if precision.fp8 is not None and precision.fp4 is not None:
+        document.problem(PATH, "precision.fp4 is set too: products are in 8 bit or in 4")
     if precision.float8 is not None:
         document.problem(PATH, "precision.float8 is set too: one is Transformer Engine's, the other torchao's")
     if precision.compute == "fp32":
@@ -64,7 +68,7 @@ def _check_sizes(document: Document, parallel: ParallelSection, model: ModelConf
 def _check_parallel(document: Document, parallel: ParallelSection, recipe: str, edge: int) -> None:
     fsdp, data = parallel.fsdp, parallel.data
     loop = data is not None or parallel.tensor is not None or parallel.context is not None
-    if fsdp is not None and not (fsdp.float8_all_gather and recipe != "mxfp8"):
+    if fsdp is not None and not (fsdp.float8_all_gather and recipe in ("delayed", "tensorwise")):
         message = "under fsdp weights are gathered in 8 bit: needs float8_all_gather: true, and delayed or tensorwise"
         document.problem(PATH, message)
     elif fsdp is not None and edge:
@@ -75,7 +79,7 @@ def _check_parallel(document: Document, parallel: ParallelSection, recipe: str, 
         message = "splits backward, which is not modelled with precision.fp8: use 1f1b or interleaved"
         document.problem(("parallel", "pipeline", "schedule"), message)
     if data is not None and data.fp8_parameters:
-        if recipe == "mxfp8":
+        if recipe in ("mxfp8", "nvfp4"):
             document.problem(STORED, "is modelled for precision.fp8: delayed and tensorwise")
         if not (data.distributed_optimizer and data.gradient_accumulation_fusion):
             document.problem(STORED, "needs distributed_optimizer and gradient_accumulation_fusion")
@@ -83,9 +87,11 @@ def _check_parallel(document: Document, parallel: ParallelSection, recipe: str, 
 
 def check_fp8_beside(document: Document, precision: PrecisionSection, cluster: Cluster | None) -> None:
     """The GPU must have the units."""
-    if precision.fp8 is None or cluster is None:
+    if precision.narrow is None or cluster is None:
         return
-    if "fp8" not in dict(cluster.gpu.peaks):
+    if precision.fp4 is not None and "fp4" not in dict(cluster.gpu.peaks):
+        document.problem(("precision", "fp4"), f"{cluster.gpu.title} has no known rate of products in 4 bit")
+    elif "fp8" not in dict(cluster.gpu.peaks):
         document.problem(PATH, f"{cluster.gpu.title} has no 8-bit matrix units")
     elif precision.fp8 == "mxfp8" and cluster.gpu.compute_capability < BLOCK_SCALES_FROM:
         document.problem(PATH, f"needs compute capability 10.0: not {cluster.gpu.title}")
@@ -93,7 +99,7 @@ def check_fp8_beside(document: Document, precision: PrecisionSection, cluster: C
 
 def check_fp8_checkpoint(document: Document, precision: PrecisionSection, checkpoint: CheckpointSection | None) -> None:
     """Norms are inside the linear layers, activations are saved in 8 bit, and no operator of aten runs there."""
-    if precision.fp8 is None or checkpoint is None:
+    if precision.narrow is None or checkpoint is None:
         return
     regions: list[tuple[tuple[str, ...], RegionSection]] = [(("checkpoint",), checkpoint)]
     regions += [(("checkpoint", "layers"), choice) for choice in checkpoint.layers if choice is not None]

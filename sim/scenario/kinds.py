@@ -70,6 +70,23 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+LIGER = ("rope", "rms_norm", "swiglu", "fused_linear_cross_entropy")
+
+
+def _kernels_of_liger(value: Any) -> tuple[str, ...]:
+    names = LIGER if value == "all" else _names(value)
+    if unknown := [name for name in names if name not in LIGER]:
+        raise ValueError(f"{unknown[0]} is none of {', '.join(LIGER)} (or all)")
+    return tuple(name for name in LIGER if name in names)
+
+
+LigerKernels = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_kernels_of_liger),
+    _schema(anyOf=[{"const": "all"}, {"type": "array", "items": {"enum": list(LIGER)}}]),
+]
+
+
 Names = Annotated[
     tuple[str, ...],
     BeforeValidator(_names),

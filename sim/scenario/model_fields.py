@@ -11,9 +11,6 @@ from sim.scenario.section import Section
 class TiledFields(Section):
     """What is computed tile by tile of long sequences."""
 
-    fused_loss: bool | None = None
-    """transformers' Llama: head and loss are one operator, chunk by chunk of tokens, which makes the gradients in forward:
-    logits never exist as a whole (Liger-Kernel). Default: false."""
     mlp_tiles: Count | None = None
     """transformers' Llama: the MLP runs in so many tiles of tokens and once more in backward, tile by tile (DeepSpeed's
     TiledMLP; ALST takes tokens of a rank / hidden, rounded up). Default: 1, all tokens at once."""

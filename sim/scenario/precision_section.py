@@ -30,7 +30,15 @@ class PrecisionSection(Section):
     scales from earlier steps (delayed), per tensor as it is (tensorwise), or per 32 numbers (mxfp8, from Blackwell on).
     Attention, embedding and head stay in the compute dtype. Default: null."""
     fp8_edge_layers: CountOrZero = 0
-    """With fp8: so many layers at either end stay in the compute dtype (first-last-layers-bf16). Default: 0."""
+    """With fp8 or fp4: so many layers at either end stay in the compute dtype (first-last-layers-bf16). Default: 0."""
+    fp4: Literal["nvfp4"] | None = None
+    """megatron: the same products in 4 bit by Transformer Engine, instead of fp8, from Blackwell on: a scale per 16 numbers and
+    one per tensor, random Hadamard transforms before weights' gradients. Default: null."""
     autocast: bool | None = None
     """Use torch.autocast instead of casting parameters. Default: only on one GPU, if compute differs from parameters
     (nothing else would cast there)."""
+
+    @property
+    def narrow(self) -> Literal["delayed", "tensorwise", "mxfp8", "nvfp4"] | None:
+        """How Transformer Engine scales numbers of 8 or 4 bit; None: it has none."""
+        return self.fp8 or self.fp4

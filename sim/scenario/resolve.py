@@ -31,6 +31,7 @@ from sim.scenario.encoder_checks import check_stacks, check_weights, with_length
 from sim.scenario.experts import check_experts
 from sim.scenario.family_checks import check_families, check_zero_precision, resolve_zero
 from sim.scenario.fp8 import check_fp8_beside, check_fp8_checkpoint, with_fp8
+from sim.scenario.liger import check_liger
 from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.machine import resolve_cluster, resolve_mesh
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
@@ -137,7 +138,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_checkpoint(document, checkpoint, model, precision.compute if precision else "bf16")
         if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
             document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
-    if sections.whole("precision", "parallel", "optimizer"):
+    if sections.whole("parallel", "optimizer"):
         check_tiles(document, model, sections)
     check_mode(document, sections.get("mode") or "train", checkpoint, model)
     if optimizer := sections.get("optimizer"):
@@ -156,6 +157,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     compiled: CompileSection | None = sections.get("compile")
     if compiled is not None and model and sections.whole("checkpoint", "parallel"):
         check_compile(document, compiled, model, cluster, precision, checkpoint, parallel, offload)
+    if precision and model and sections.whole("compile", "parallel", "precision"):
+        check_liger(document, model, parallel, precision, compiled is not None)
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
         check_fp8_beside(document, precision, cluster)
@@ -215,7 +218,7 @@ def _precision(section: PrecisionSection, parallel: ParallelSection) -> Precisio
     if autocast is None:
         alone = parallel.fsdp is None and parallel.fsdp1 is None and parallel.zero is None
         autocast = alone and section.compute != section.parameters
-    return Precision(**{**section.model_dump(exclude={"fp8", "fp8_edge_layers"}), "autocast": autocast})
+    return Precision(**{**section.model_dump(exclude={"fp8", "fp4", "fp8_edge_layers"}), "autocast": autocast})
 
 
 def _optimizer(section: OptimizerSection | None) -> Optimizer | None:

@@ -22,6 +22,7 @@ from sim.scenario.kinds import (
     Duration,
     DurationPerLayer,
     Layers,
+    LigerKernels,
     MicroBatches,
     Momentum,
     Names,
@@ -135,6 +136,9 @@ class ModelSection(EncoderFields, TiledFields):
     persistent_norm: bool | None = None
     """megatron: norms by kernels that keep a row in registers, as Transformer Engine and apex's FastLayerNorm do (from
     2022 on; apex knows hidden sizes such as 1024, 4096, 6144, 12288), at more of the bandwidth. Default: true there."""
+    loss_fusion: Literal["none", "native", "te"] | None = None
+    """megatron (cross-entropy-loss-fusion, cross-entropy-fusion-impl): the loss per token op by op, in regions that
+    torch.compile makes, or in Transformer Engine's kernels, which keep no fp32 copy of the logits. Default: none."""
     logits: Literal["loss_upcast", "model_upcast", "keep_dtype"] | None = None
     """Where logits become fp32: in the loss function, in the model, or nowhere."""
     keep_logits: bool | None = None
@@ -144,6 +148,10 @@ class ModelSection(EncoderFields, TiledFields):
     loss_chunking: Literal["backward", "projection", "logits"] | None = None
     """What goes chunk by chunk: backward (default): projection, loss and backward, as torchtitan's ChunkedCELoss;
     projection: projection and loss, as torchtune; logits: the loss alone, over logits that exist as a whole."""
+    liger: LigerKernels | None = None
+    """transformers, Llama-like models: kernels of Liger-Kernel in the place of its own, as named in its
+    apply_liger_kernel_to_llama. fused_linear_cross_entropy: head and loss chunk by chunk (about as many logits at a time
+    as hidden states), gradients computed on the way, no logits kept. Default: none."""
     experts: ExpertsSection | None = None
     """Experts in the place of MLPs. Default: those of the preset or config.json."""
     latent: LatentSection | None = None

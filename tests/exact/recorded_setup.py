@@ -280,6 +280,8 @@ def implementation_setup(meta: dict[str, Any]) -> Setup:
         choices |= {"qkv_bias": meta["arch"].startswith("qwen2"), "qk_norm": meta["arch"].startswith("qwen3")}
     if "experts" in meta:  # named as `Experts` does
         choices |= {"experts": Experts(**meta["experts"])}
+    if "liger" in meta:
+        choices |= {"liger": tuple(meta["liger"])}
     if implementation == "megatron":
         choices |= {"bias_gelu_fusion": False, "bias_dropout_fusion": False, "persistent_norm": False}
     if meta.get("math"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from calibration.fit import attention, collectives, gemm, memory
+from calibration.fit import attention, collectives, gemm, gemm_fp8, memory
 from calibration.fit.attention_time import Heads, attention_ns
 from calibration.fit.gemm_time import Products, gemm_ns
 from sim.cost.collective import wire_bytes
@@ -66,8 +66,10 @@ def _gemm() -> pd.DataFrame:
     for source in gemm.SOURCES:
         for dtype, name in (("bf16", "bfloat16"), ("fp8", "fp8")):
             if dtype == "bf16" or source.fp8_costs:
-                predict = gemm.predict_us if dtype == "bf16" else gemm.predict_fp8_us
-                us = predict(source.gpu, Products.of(_shapes(), dtype), **GEMM)
+                work = Products.of(_shapes(), dtype)
+                us = gemm.predict_us(source.gpu, work, **GEMM)
+                if dtype == "fp8":
+                    us = gemm_fp8.predict_us(gemm.form_of(source.gpu, GEMM), work, 6.0, 0.4)
                 parts.append(_shapes().assign(gpu=source.file_gpu, dtype=name, us=us, src="test"))
     return pd.concat(parts)
 

@@ -86,13 +86,30 @@ def test_adding_into_the_output_is_slower_by_its_rate() -> None:
         (Gemm(1024, 1024, 80, batch=64), False),
         (Gemm(1024, 1024, 84, batch=64), True),
         (Gemm(1024, 84, 1024, batch=64), True),
-        (Gemm(1024, 1024, 84), False),
         (Gemm(1024, 1024, 84, "fp32", batch=64), False),
     ],
 )
 def test_only_batched_16_bit_products_with_a_side_off_8_are_slowed(work: Gemm, slow: bool) -> None:
     plain, form = replace(PLAIN, misaligned_slowdown=1.0), replace(PLAIN, misaligned_slowdown=8.0)
     assert form.time(work).tensor_ns == (8 if slow else 1) * plain.time(work).tensor_ns
+
+
+@pytest.mark.parametrize(
+    ("work", "slow"),
+    [
+        (Gemm(4096, 50257, 1024), True),  # a head's logits,
+        (Gemm(4096, 1024, 50257), True),  # its input's gradient
+        (Gemm(50257, 1024, 4096, over_rows=True), True),  # and its weight's
+        (Gemm(4096, 50304, 1024), False),
+        (Gemm(4099, 1024, 1024), False),  # tokens are no row's length
+        (Gemm(1024, 1024, 4099, over_rows=True), False),
+        (Gemm(4096, 50257, 1024, "fp32"), False),
+    ],
+)
+def test_a_single_16_bit_product_is_slowed_where_its_rows_are_off_8(work: Gemm, slow: bool) -> None:
+    form = replace(PLAIN, misaligned_slowdown=8.0, misaligned_row_slowdown=3.0)
+    plain = replace(form, misaligned_row_slowdown=1.0)
+    assert form.time(work).tensor_ns == pytest.approx((3 if slow else 1) * plain.time(work).tensor_ns, rel=0.01)
 
 
 def test_fp8_has_figures_of_its_own_where_it_was_measured() -> None:
@@ -127,7 +144,7 @@ def test_a_dtype_without_a_peak_is_refused() -> None:
 @pytest.mark.parametrize(("profile", "gpu"), [("h100-sxm", H100), ("a100-sxm-80", A100)])
 def test_more_work_never_takes_less_time_and_no_rate_exceeds_the_peak(profile: str, gpu: FakeGpu) -> None:
     form = shipped(profile, gpu)
-    sizes = (1, 64, 100, 256, 1000, 4096, 20_000)
+    sizes = (8, 64, 104, 256, 1000, 4096, 20_000)  # aligned
     for m in sizes:
         for n in sizes:
             times = [form.time(Gemm(m, n, k)).total_ns for k in sizes]

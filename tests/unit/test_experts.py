@@ -277,7 +277,7 @@ def test_a_gpt_has_experts_in_megatrons_code_without_biases() -> None:
     assert config.implementation == "megatron" and config.activation == "gelu"
     with pytest.raises(ModelError, match=r"experts have no biases here"):
         config_of("gpt-tiny", preset_shapes("gpt-tiny"), None, {"experts": experts})
-    with pytest.raises(ModelError, match=r"nanogpt"):
+    with pytest.raises(ModelError, match=r"no such code for experts"):
         config_of("gpt-tiny", {**preset_shapes("gpt-tiny"), "bias": False}, "nanogpt", {"experts": experts})
 
 

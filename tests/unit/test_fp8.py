@@ -10,6 +10,7 @@ import pytest
 from sim.model.build import build_model
 from sim.program.kernels import Gemm, Memory
 from sim.program.program import Owner, Phase, Program, Row
+from sim.runtime.fp8 import BLOCKS, NVFP4_CASTS
 from sim.runtime.record import record
 from sim.runtime.train import record_training
 from sim.runtime.train_pipeline import record_pipeline
@@ -22,7 +23,7 @@ TEXT = """
 model: {preset: llama-tiny, implementation: megatron, layers: LAYERS}
 cluster: {gpu: GPU, gpus_per_node: 8}
 batch: {micro_batch: 2, seq_len: 512, accumulation: 3}
-precision: {parameters: bf16, compute: bf16, fp8: RECIPE}
+precision: {parameters: bf16, compute: bf16, KIND: RECIPE}
 parallel: PARALLEL
 """
 ALONE = "{data: {degree: 8, distributed_optimizer: true}}"
@@ -30,12 +31,17 @@ SHARED = "{data: {degree: 4, distributed_optimizer: true}, tensor: {degree: 2, s
 WHOLE = "{data: {degree: 4}, tensor: {degree: 2}}"
 STORED = "{data: {degree: 8, distributed_optimizer: true, fp8_parameters: true}}"
 PIPELINE = "{data: {degree: 2}, pipeline: {degree: 4}}"
-RECIPES = (("h100", "delayed"), ("h100", "tensorwise"), ("b200", "delayed"), ("b200", "tensorwise"), ("b200", "mxfp8"))
+RECIPES = (("h100", "delayed"), ("h100", "tensorwise"), ("b200", "delayed"), ("b200", "tensorwise"), ("b200", "mxfp8"),
+           ("b200", "nvfp4"))  # fmt: skip
 TOKENS = 1024
 
 
+def said(recipe: str) -> str:
+    return f"{'fp4' if recipe == 'nvfp4' else 'fp8'}: {recipe}"
+
+
 def setup_of(gpu: str, recipe: str, parallel: str = ALONE, more: str = "", layers: int = 6) -> Setup:
-    text = TEXT.replace("GPU", gpu).replace("RECIPE", recipe).replace("PARALLEL", parallel)
+    text = TEXT.replace("GPU", gpu).replace("PARALLEL", parallel).replace("KIND: RECIPE", said(recipe))
     return load_text(text.replace("LAYERS", str(layers)) + more, "fp8").strategies[0]
 
 
@@ -95,6 +101,16 @@ def test_the_layers_four_products_are_in_8_bit_and_nothing_else() -> None:
     assert {dtype for _, dtype in products(program, Phase.FORWARD, "output_layer")} == {"bf16"}
 
 
+def test_in_4_bit_amaxes_come_first_and_columns_are_transformed() -> None:
+    program = record(setup_of("b200", "nvfp4"), 1)
+    assert {dtype for _, dtype in products(program, Phase.FORWARD, "layers.2")} == {"fp4"}
+    counts = [len(launches(program, name, "s0.fwd0", "s0.bwd0")) for name in ("hadamard_transform_amax", *NVFP4_CASTS)]
+    assert counts == [6 * 4, 6 * 4, 6 * 4]  # x of every product; weights are cast by one kernel each
+    inputs = launches(program, "quantize_nvfp4", "s0.fwd0", "s0.bwd0")
+    h = setup_of("b200", "nvfp4").model.hidden  # type: ignore[union-attr]
+    assert inputs[0] == TOKENS * h * 2 + TOKENS * h // 2 + TOKENS * h // 16
+
+
 def test_layers_at_the_edge_stay_as_they_are() -> None:
     edge = record(setup_of("h100", "delayed", more="strategies: {a: {precision: {fp8_edge_layers: 2}}}"), 1)
     dtypes = [{d for _, d in products(edge, Phase.FORWARD, f"layers.{n}")} for n in range(6)]
@@ -110,9 +126,10 @@ def test_inputs_are_saved_in_8_bit_and_attention_keeps_its_result_beside(gpu: st
     attention's result. Each with its scales."""
     fp8, bf16 = setup_of(gpu, recipe), setup_of(gpu, "null")
     h, f = fp8.model.hidden, fp8.model.ffn_hidden  # type: ignore[union-attr]
-    blocks = recipe == "mxfp8"
-    scales = (3 * h + f) * TOKENS // 32 if blocks else 4 * 4
+    scales = (3 * h + f) * TOKENS // BLOCKS[recipe] if recipe in BLOCKS else 4 * 4
     per_layer = TOKENS * (h + f) - scales
+    if recipe == "nvfp4":  # half of 8 bit
+        per_layer += TOKENS * (3 * h + f) // 2
     assert saved_bytes(bf16) - saved_bytes(fp8) == 6 * per_layer
 
 
@@ -226,7 +243,12 @@ def test_recomputed_layers_do_not_cast_weights_again() -> None:
 
 
 def spoiled(old: str, new: str, gpu: str = "h100", recipe: str = "delayed", parallel: str = ALONE) -> list[str]:
-    text = TEXT.replace("GPU", gpu).replace("RECIPE", recipe).replace("PARALLEL", parallel).replace("LAYERS", "6")
+    text = (
+        TEXT.replace("GPU", gpu)
+        .replace("PARALLEL", parallel)
+        .replace("LAYERS", "6")
+        .replace("KIND: RECIPE", said(recipe))
+    )
     assert old in text
     return [f"{path}: {message}" for _, path, message in problems(text.replace(old, new))]
 
@@ -242,6 +264,8 @@ def spoiled(old: str, new: str, gpu: str = "h100", recipe: str = "delayed", para
         ("fp8: delayed", "fp8: delayed, fp8_edge_layers: 3", "leaves none of 6 layers"),
         ("fp8: delayed", "fp8_edge_layers: 1", "which is not set"),
         ("gpu: h100", "gpu: a100", "no 8-bit matrix units"),
+        ("fp8: delayed", "fp4: nvfp4", "no known rate of products in 4 bit"),
+        ("fp8: delayed", "fp8: delayed, fp4: nvfp4", "products are in 8 bit or in 4"),
         ("distributed_optimizer: true", "fp8_parameters: true", "needs distributed_optimizer"),
         ("parallel:", "mode: no_grad\nparallel:", "for mode: train only"),
         ("parallel:", "checkpoint: {discard: norm}\nparallel:", "not modelled with precision.fp8"),

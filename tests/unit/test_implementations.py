@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from sim.cost.gemm import is_misaligned
 from sim.model.catalogue import ModelError, build_model, preset_shapes
+from sim.program.kernels import Gemm
 from sim.runtime.checkpoint import CheckpointWrapper
+from sim.runtime.record import record
 from sim.runtime.recorder import Recorder
 from sim.runtime.regions import apply_checkpoint, layers_of
 from sim.runtime.train import TrainingRun
@@ -55,3 +58,23 @@ def test_of_every_two_layers_transformers_checkpoints_the_first_and_torchtitan_t
     run = TrainingRun(setup, Recorder())
     apply_checkpoint(run.tape, run.model, setup.checkpoint)
     assert [isinstance(layer, CheckpointWrapper) for layer in layers_of(run.model)] == checkpointed
+
+
+@pytest.mark.parametrize(
+    ("implementation", "how"),
+    [
+        ("nanogpt", ""),
+        ("nanogpt", "compile: {}\n"),
+        ("transformers", ""),
+        ("megatron", "precision: {parameters: bf16, compute: bf16}\n"),
+    ],
+)
+def test_an_odd_vocabulary_misaligns_the_heads_three_products_alone(implementation: str, how: str) -> None:
+    """Logits, the gradients of their input and of their weight."""
+    model = f"model: {{preset: gpt-tiny, implementation: {implementation}, vocab: 8193}}\n"
+    program = record(load_text(f"{model}{ONE_GPU}{how}strategies: {{s: {{}}}}\n", "odd").strategies[0], 1)
+    products = [kernel.work for kernel in program.kernels if isinstance(kernel.work, Gemm)]
+    misaligned = [work for work in products if is_misaligned(work)]
+    assert len(misaligned) == 3
+    assert all(8193 in (work.m, work.n, work.k) for work in misaligned)
+    assert sum(8193 in (work.m, work.n, work.k) for work in products) == 3

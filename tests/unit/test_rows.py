@@ -259,9 +259,13 @@ def test_megatron_without_its_main_parameters_says_so(monkeypatch: pytest.Monkey
 
 
 def test_where_recomputation_is_doubtful_both_times_are_reported() -> None:
-    doubtful, full = score_row(row(recompute="full (doubtful)")), score_row(row(recompute="full"))
-    assert doubtful.figures == full.figures
-    assert doubtful.reason.startswith("without recomputation 0.")
+    scores = {
+        label: score_row(row(recompute=label)) for label in ("full", "none", "full (doubtful)", "none (doubtful)")
+    }
+    for label, other, how in (("full", "none", "without"), ("none", "full", "with full")):
+        doubtful = scores[f"{label} (doubtful)"]
+        assert doubtful.figures == scores[label].figures
+        assert doubtful.reason.startswith(f"{how} recomputation {scores[other].figures['predicted_step_time_s']:.6g} s")
 
 
 def test_a_blank_micro_batch_is_the_largest_that_fits() -> None:
@@ -328,7 +332,15 @@ def test_a_row_of_vtrain_is_read_by_its_own_columns() -> None:
     })  # fmt: skip
     assert (facts.num_gpus, facts.layers, facts.dp) == (2, 24, 2)
     assert facts.step_time_s == pytest.approx(0.37216)
-    assert software_of(facts).name == "Megatron-DeepSpeed"
+    plan = plan_of(facts)
+    assert plan.software.name == "vTrain's model of Megatron-DeepSpeed"
+    assert (plan.document["model"]["vocab"], plan.document["checkpoint"]) == (50257, None)
+    assert plan.document["precision"]["reduce"] == "fp16"
+
+
+def test_vtrains_ranks_share_a_vocabulary_without_padding() -> None:
+    changes = {"source": "vTrain", "mlp_type": "gelu", "vocab": "50257", "tp": "4", "num_gpus": "4", "dp": "1"}
+    assert document(**changes, fsdp_or_zero="none")["model"]["vocab"] == 4 * 12564
 
 
 @pytest.mark.parametrize(
@@ -376,3 +388,26 @@ def test_torchtune_recomputes_and_chunks_its_loss_by_recipe() -> None:
     model = document(source="torchtune README", recompute="", num_gpus="1", dp="1", fsdp_or_zero="none")
     assert model["checkpoint"] == {"every": 1}
     assert model["model"]["loss_chunks"] == 8
+
+
+GOLDEN = TITAN | {
+    "source": "Megatron-LM functional-test golden values", "model_name": "gpt:gpt3_mcore_te_tp1_pp4", "vocab": "",
+    "ffn_hidden": "", "attention": "", "fsdp_or_zero": "none", "platform": "dgx_h100",
+}  # fmt: skip
+
+
+def test_what_an_argument_list_leaves_open_is_as_megatron_has_it() -> None:
+    """Vocabulary of GPT-2's words, a gated MLP of 8/3 hidden in 64s, attention as Transformer Engine picks it, a tied head."""
+    model = document(GOLDEN, args_json='{"transformer-impl": "transformer_engine", "swiglu": true}')["model"]
+    assert (model["vocab"], model["ffn_hidden"], model["tied_embeddings"]) == (51200, 640, True)
+    assert model["attention"] == "sdpa" and "loss_fusion" not in model
+    given = '{"cross-entropy-loss-fusion": true, "untie-embeddings-and-output-weights": true}'
+    model = document(GOLDEN | {"mlp_type": "gelu"}, args_json=given)["model"]
+    assert (model["loss_fusion"], model["tied_embeddings"]) == ("native", False) and "attention" not in model
+    older = document(GOLDEN | {"mlp_type": "gelu", "platform": "dgxa100_dracooci"}, args_json=given)["model"]
+    assert "attention" not in older
+
+
+def test_recipes_of_nemo_and_its_successor_fuse_the_loss() -> None:
+    assert document(source="NeMo 24.09 performance")["model"]["loss_fusion"] == "native"
+    assert document(source="Megatron-Bridge performance summary")["model"]["loss_fusion"] == "te"

@@ -50,9 +50,12 @@ def test_megatrons_fsdp_gathers_in_8_bit() -> None:
     assert made["precision"]["fp8"] == "tensorwise"
 
 
-def test_4_bit_products_are_not_expressible() -> None:
+def test_4_bit_products_are_transformer_engines_too() -> None:
+    made = document(**BRIDGE | {"precision": "NVFP4"})
+    assert (made["precision"]["fp4"], "fp8" in made["precision"]) == ("nvfp4", False)
+    assert "fp8_parameters" not in made["parallel"]["data"]
     with pytest.raises(NotExpressible, match="8-bit or 4-bit"):
-        document(**BRIDGE | {"precision": "NVFP4"})
+        document(**BRIDGE | {"precision": "INT8"})
 
 
 def test_what_is_saved_in_8_bit_is_not_made_again() -> None:

@@ -28,17 +28,17 @@ def test_families_of_sharding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "fused", "tiles"),
+    ("features", "liger", "tiles"),
     [
         ("baseline", None, None),
-        ("+tiled logits&loss (Liger)", True, None),
-        ("+Ulysses SP", True, None),
-        ("+Ulysses SP +tiled MLP", True, 16),
-        ("+Ulysses SP +act ckpt offload", True, None),
-        ("all features", True, 16),
+        ("+tiled logits&loss (Liger)", ["fused_linear_cross_entropy"], None),
+        ("+Ulysses SP", ["fused_linear_cross_entropy"], None),
+        ("+Ulysses SP +tiled MLP", ["fused_linear_cross_entropy"], 16),
+        ("+Ulysses SP +act ckpt offload", ["fused_linear_cross_entropy"], None),
+        ("all features", ["fused_linear_cross_entropy"], 16),
     ],
 )
-def test_arctics_features_are_fields(features: str, fused: bool | None, tiles: int | None) -> None:
+def test_arctics_features_are_fields(features: str, liger: list[str] | None, tiles: int | None) -> None:
     """Its loss comes with all that follow in its table; tiles are tokens of a rank over the hidden size."""
     given = document(
         source="Arctic Long Sequence Training (arXiv 2506.13996)", notes=f"feature set: {features}; K=1000", dp="1",
@@ -47,5 +47,5 @@ def test_arctics_features_are_fields(features: str, fused: bool | None, tiles: i
     assert given["parallel"]["context"] == {"degree": 8, "kind": "ulysses"}
     zero = given["parallel"]["zero"]
     assert (zero["degree"], zero["stage"], zero["offload_optimizer"]) == (1, 3, "cpu")
-    assert (given["model"].get("fused_loss"), given["model"].get("mlp_tiles")) == (fused, tiles)
+    assert (given["model"].get("liger"), given["model"].get("mlp_tiles")) == (liger, tiles)
     assert given["allocator"] == "expandable_segments:True"

@@ -1,4 +1,4 @@
-"""Long sequences in tiles: the MLP runs tile by tile and once more in backward, the head makes its loss chunk by chunk."""
+"""Long sequences in tiles: the MLP runs tile by tile and once more in backward; beside it Liger's loss under ZeRO-3."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 
 from sim.api import simulate_setup
 from sim.program.kernels import Gemm
-from sim.program.program import Mem, Owner, Phase, Program, Row
-from sim.runtime.ops.tiled import chunk_of
+from sim.program.program import Phase, Program, Row
 from sim.runtime.record import record
 from sim.runtime.train import record_training
 from sim.scenario import load_text
@@ -24,6 +23,7 @@ precision: {parameters: bf16, compute: bf16, reduce: bf16}
 parallel: PARALLEL
 """
 ZERO, FSDP = "{zero: {degree: 8, stage: 3}}", "{fsdp: {degree: 8}}"
+LIGER = "fused_linear_cross_entropy"
 LAYERS, H, F, V, TOKENS = 4, 512, 1536, 8192, 2 * 1024  # llama-tiny
 
 
@@ -82,40 +82,19 @@ def test_gradients_are_reduced_after_the_last_tile(parallel: str) -> None:
     assert sums[0] == sums[1] != []
 
 
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "vocab", "chunk"),
-    [(32768, 4096, 128256, 1024), (4096, 2048, 32000, 256), (1000, 512, 8192, 64), (1, 512, 8192, 1)],
-)
-def test_a_chunks_logits_are_about_as_large_as_the_hidden_states(
-    tokens: int, hidden: int, vocab: int, chunk: int
-) -> None:
-    """inc_factor = ceil(V / H), chunk_size = next_power_of_2(ceil(N / inc_factor))."""
-    assert chunk_of(tokens, hidden, vocab) == chunk
+def test_zero_3_gathers_the_head_with_the_model_whose_forward_reads_it() -> None:
+    """Liger's loss calls no head: its weight is an external parameter of the whole model."""
+    gathered = []
+    for model in ("mlp_tiles: 1", f"liger: [{LIGER}]"):
+        program = record(setup_of(model, "{zero: {degree: 8, stage: 3, persistence_threshold: 0}}"), 2)
+        rows = program.row_argument[program.row_kind == Row.COLLECTIVE].tolist()
+        made = (program.collectives[row] for row in rows)
+        gathered.append([c.bytes for c in made if c.kind == "all_gather"])
+    assert sum(gathered[1]) == sum(gathered[0])  # once forward, once backward, either way
+    assert gathered[1][0] == 2 * V * H
 
 
-@pytest.mark.parametrize("parallel", [ZERO, FSDP, "{ddp: {degree: 8}}"])
-def test_a_fused_head_never_makes_whole_logits_and_does_the_same_products(parallel: str) -> None:
-    more = "" if "ddp" not in parallel else "optimizer: {clip_norm: null}\n"
-    whole, fused = (record(setup_of(model, parallel, more), 1) for model in ("", "fused_loss: true"))
-    largest = {}
-    for name, program in (("whole", whole), ("fused", fused)):
-        made = program.mem_kind == Mem.ALLOC
-        of_loss = program.owners[program.mem_handle[made]] == Owner.LOSS
-        largest[name] = int(max(program.mem_bytes[made][of_loss]))
-    assert largest == {"whole": 4 * TOKENS * V, "fused": 2 * V * H}  # logits in fp32; the head's gradient
-    flops = [sum(w.flops for phase in Phase for w in works(p, phase, "lm_head")) for p in (whole, fused)]
-    assert flops[0] == flops[1] == 3 * 2 * TOKENS * H * V
-
-
-def test_a_fused_head_keeps_the_gradients_until_backward() -> None:
-    """Of hidden states (in the place of those) and of the head; not logits, log probabilities in fp32, targets and their
-    total weight."""
-    whole, fused = (record(setup_of(model, FSDP), 1) for model in ("", "fused_loss: true"))
-    not_kept = (2 + 4) * TOKENS * V + 8 * TOKENS + 4
-    assert held_after_forward(fused) == held_after_forward(whole) - not_kept + 2 * V * H
-
-
-@pytest.mark.parametrize("model", ["fused_loss: true", "mlp_tiles: 3", "fused_loss: true, mlp_tiles: 3"])
+@pytest.mark.parametrize("model", ["mlp_tiles: 3", f"liger: [{LIGER}, swiglu], mlp_tiles: 3"])
 @pytest.mark.parametrize("more", ["", "checkpoint: {every: 1}\n", "checkpoint: {every: 1, reentrant: true}\n"])
 def test_stamped_equals_live(model: str, more: str) -> None:
     setup = setup_of(model, FSDP, more)
@@ -124,13 +103,13 @@ def test_stamped_equals_live(model: str, more: str) -> None:
 
 def test_both_lower_the_peak_of_a_recomputed_step_under_ulysses() -> None:
     shared = "{zero: {degree: 1, stage: 3}, context: {degree: 8}}"
-    peaks = {}
-    for model in ("", "fused_loss: true", "fused_loss: true, mlp_tiles: 4"):
+    peaks = []
+    for model in ("", f"liger: [{LIGER}]", f"liger: [{LIGER}], mlp_tiles: 4"):
         setup = load_text(
             text_of(model, shared, "checkpoint: {every: 1}\n").replace("seq_len: 1024", "seq_len: 65536"), "long"
         ).strategies[0]
-        peaks[model] = simulate_setup(setup).steady.active_bytes
-    assert peaks[""] > peaks["fused_loss: true"] > peaks["fused_loss: true, mlp_tiles: 4"]
+        peaks.append(simulate_setup(setup).steady.active_bytes)
+    assert peaks[0] > peaks[1] > peaks[2]
 
 
 @pytest.mark.parametrize(
@@ -139,10 +118,8 @@ def test_both_lower_the_peak_of_a_recomputed_step_under_ulysses() -> None:
         (text_of("mlp_tiles: 2", "{ddp: {degree: 8}}"), "model.mlp_tiles", "after the first tile"),
         (text_of("mlp_tiles: 2", "{fsdp1: {degree: 8}}"), "model.mlp_tiles", "after the first tile"),
         (text_of("mlp_tiles: 2", FSDP, "compile: {}\n"), "model.mlp_tiles", "eager mode only"),
-        (text_of("fused_loss: true", FSDP, "mode: no_grad\n"), "model.fused_loss", "whole logits"),
         (text_of("mlp_tiles: 2", FSDP, preset="mixtral-tiny"), "model.mlp_tiles", "has experts"),
         (text_of("mlp_tiles: 2").replace("transformers", "torchtitan"), "model.mlp_tiles", "not in torchtitan's llama"),
-        (text_of("fused_loss: true").replace("transformers", "torchtitan"), "model.fused_loss", "not in torchtitan's llama"),
         (text_of("mlp_tiles: 0"), "model.mlp_tiles", ""),
     ],
 )  # fmt: skip

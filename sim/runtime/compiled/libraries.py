@@ -17,14 +17,23 @@ from sim.runtime.tensor import Tensor
 
 
 def product(
-    t: Tracer, aten: str, inputs: tuple[Value, ...], m: int, n: int, k: int, stored: tuple[int, ...], dtype: str = ""
+    t: Tracer,
+    aten: str,
+    inputs: tuple[Value, ...],
+    m: int,
+    n: int,
+    k: int,
+    stored: tuple[int, ...],
+    dtype: str = "",
+    over_rows: bool = False,
 ) -> Value:
-    """A product of m x k and k x n, in a result of shape `stored` (and `dtype`; default: the inputs')."""
+    """A product of m x k and k x n, in a result of shape `stored` (and `dtype`; default: the inputs'). `over_rows`: as
+    Gemm's."""
     of_inputs = inputs[-1].dtype
     name = "aten::_scaled_mm" if of_inputs == "fp8" else aten.replace(".", "::")
 
     def run(tape: Tape, _: list[Tensor], out: Tensor | None) -> tuple[Tensor, ...]:
-        return (tape.matmul_out(name, m, n, k, of_inputs, out=out),)
+        return (tape.matmul_out(name, m, n, k, of_inputs, out=out, over_rows=over_rows),)
 
     return t.extern(aten, inputs, Extern(run, planned=True), Meta(stored, dtype or of_inputs))[0]
 
@@ -58,7 +67,9 @@ def _linear(t: Tracer, x: Value, weight: Value, bias: Value | None, n: int) -> V
 
     def backward(g: Value) -> Gradients:
         g = plain_view(t, g, (rows, n))
-        dw = product(t, "aten.mm", (folded, g), k, n, rows, weight.shape) if weight.requires_grad else None
+        dw = None
+        if weight.requires_grad:
+            dw = product(t, "aten.mm", (folded, g), k, n, rows, weight.shape, over_rows=True)
         dx = product(t, "aten.mm", (weight, g), rows, k, n, (rows, k)) if folded.requires_grad else None
         if bias is None:
             return [dx, dw]

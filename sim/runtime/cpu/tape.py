@@ -76,7 +76,15 @@ class CpuTape(Tape):
         return out
 
     def matmul_out(
-        self, name: str, m: int, n: int, k: int, dtype: str, batch: int = 0, out: Tensor | None = None
+        self,
+        name: str,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str,
+        batch: int = 0,
+        out: Tensor | None = None,
+        over_rows: bool = False,
     ) -> Tensor:
         """A product of [m, k] and [k, n]. Weights and, on the way back, activations come transposed."""
         if out is None:

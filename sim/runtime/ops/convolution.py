@@ -49,7 +49,7 @@ class PatchConvolution(Op):
         if node.needs(1):
             plain = tape.copy(gradient) if gradient.strides is not None else None
             result[1] = tape.empty(weight_shape, dtype)
-            tape.recorder.gemm("aten::convolution_backward", h, colours * patch * patch, rows, dtype, 1)
+            tape.recorder.gemm("aten::convolution_backward", h, colours * patch * patch, rows, dtype, 1, over_rows=True)
             del plain
         if node.needs(2):
             result[2] = tape.empty((h,), dtype)

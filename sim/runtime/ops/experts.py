@@ -53,7 +53,7 @@ class RouterLogits(Op):
         dx = tape.matmul_out("aten::mm", tokens, hidden, experts, dtype)
         del wide
         wide = to(tape, x, dtype)
-        dw = tape.matmul_out("aten::mm", experts, hidden, tokens, dtype)
+        dw = tape.matmul_out("aten::mm", experts, hidden, tokens, dtype, over_rows=True)
         del wide
         dx = tape.cast_copy(dx, x.dtype) if dtype != x.dtype else dx
         dw = tape.cast_copy(dw, weight.dtype) if dtype != weight.dtype else dw
@@ -62,7 +62,8 @@ class RouterLogits(Op):
 
 
 class GroupedLinear(Op):
-    """_GroupedLinear: x [N, in] times each expert's weight [out, in]; saves x and the weights. dx, then the weights'.
+    """_GroupedLinear: x [N, in] times each expert's weight [out, in], and its bias, which the product adds and sums in
+    backward; saves x and the weights. dx, then the weights'.
 
     Experts of equal tokens are one batch of products here; the library starts one per expert on four streams.
     """
@@ -71,13 +72,13 @@ class GroupedLinear(Op):
     saves_late = True
 
     @staticmethod
-    def saved_inputs(node: Node, x: Tensor, *weights: Tensor) -> Iterable[Tensor | None]:
-        return (x, *weights)
+    def saved_inputs(node: Node, x: Tensor, *matrices: Tensor) -> Iterable[Tensor | None]:
+        return (x, *(matrix for matrix in matrices if len(matrix.shape) == 2))
 
     @staticmethod
     def forward(tape: Tape, x: Tensor, *arguments: Any) -> Tensor:
-        *weights, groups = arguments
-        n, k = weights[0].shape
+        *matrices, groups = arguments
+        n, k = matrices[0].shape
         out = tape.empty((x.shape[0], n), x.dtype)
         _products(tape, "grouped_gemm", groups, n, k, x.dtype)
         return out
@@ -99,7 +100,12 @@ class GroupedLinear(Op):
                     work = Gemm(n, k, rows, x.dtype, count, accumulate=fused, grouped=True)
                     tape.recorder.launch("grouped_gemm_wgrad", work)
         gradients.clear()
-        return result
+        return result + bias_gradients(tape, node, 1 + len(weights), n, x.dtype)
+
+
+def bias_gradients(tape: Tape, node: Node, start: int, width: int, dtype: str) -> list[Tensor | None]:
+    """Of the inputs from `start` on, each [out]: summed by kernels that read the output's gradient anyway."""
+    return [tape.empty((width,), dtype) if node.needs(number) else None for number in range(start, len(node.edges))]
 
 
 def _products(tape: Tape, name: str, groups: Groups, n: int, k: int, dtype: str) -> None:
@@ -290,9 +296,11 @@ def router_logits(tape: Tape, x: Tensor, weight: Tensor, dtype: str | None) -> T
 
 
 @rule("grouped_linear")
-def grouped_linear(tape: Tape, x: Tensor, weights: tuple[Tensor, ...], groups: Groups) -> Tensor:
+def grouped_linear(
+    tape: Tape, x: Tensor, weights: tuple[Tensor, ...], groups: Groups, biases: tuple[Tensor, ...]
+) -> Tensor:
     assert rows_of(groups) == x.shape[0]
-    return tape.apply(GroupedLinear, (x, *weights), groups)
+    return tape.apply(GroupedLinear, (x, *weights, *biases), groups)
 
 
 @rule("weighted_swiglu")

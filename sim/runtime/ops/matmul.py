@@ -76,7 +76,7 @@ class Addmm(Op):
 
 
 def _weight_gradient(tape: Tape, node: Node, k: int, n: int, rows: int, dtype: str) -> Tensor:
-    out = tape.matmul_out("aten::mm", k, n, rows, dtype)
+    out = tape.matmul_out("aten::mm", k, n, rows, dtype, over_rows=True)
     (out.strides,) = node.attributes
     return out
 

@@ -14,8 +14,7 @@ from typing import Any
 from sim.program.kernels import Gemm
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.ops.base import Op, first, rule
-from sim.runtime.ops.pointwise import to
-from sim.runtime.ops.tensor_parallel import block, finish, outside_shard, some_tokens, start, whole_tokens
+from sim.runtime.ops.tensor_parallel import block, finish, some_tokens, start, whole_tokens
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.weight_store import PutOff
@@ -102,9 +101,10 @@ def _weight_gradient(tape: Tape, x: Tensor, gradient: Tensor, weight: Tensor) ->
     """dW; None where the product adds to the main gradient itself."""
     (n, k), rows = weight.shape, prod(gradient.shape[:-1])
     if tape.main_gradients is not None and tape.main_gradients.takes(weight):
-        tape.recorder.launch("wgrad_gemm_accum_fp32", Gemm(n, k, rows, gradient.dtype, accumulate=True))
+        work = Gemm(n, k, rows, gradient.dtype, accumulate=True, over_rows=True)
+        tape.recorder.launch("wgrad_gemm_accum_fp32", work)
         return None
-    return tape.matmul_out("aten::mm", n, k, rows, gradient.dtype)
+    return tape.matmul_out("aten::mm", n, k, rows, gradient.dtype, over_rows=True)
 
 
 def _gathered_weight_gradient(tape: Tape, x: Tensor, gradient: Tensor, weight: Tensor, ranks: int) -> Tensor | None:
@@ -189,70 +189,6 @@ class CausalSoftmax(Op):
         return [gradient]
 
 
-class VocabParallelCrossEntropy(Op):
-    """Loss per token. The fp32 copy of the logits becomes their softmax in place, and the gradient in backward.
-
-    With the vocabulary split over ranks they agree on maximum, logit of the target and sum by three all-reduces.
-
-    Outputs: the loss; then what is saved: softmax, mask of targets outside the vocabulary, targets.
-    """
-
-    node = "_VocabParallelCrossEntropyBackward"
-    saves_late = True
-    saved_outputs = (1, 2, 3)
-    not_differentiable = (1, 2, 3)
-
-    @staticmethod
-    def forward(tape: Tape, logits: Tensor, targets: Tensor, ranks: int) -> tuple[Tensor, ...]:
-        tokens, each = targets.shape, (targets.elements,)
-        softmax = to(tape, logits, "fp32")
-        largest = tape.pointwise("aten::max", tokens, "fp32", None, softmax.bytes, "reduce")
-        tape.empty(tokens, "int64")  # and where it is
-        if ranks > 1:
-            block(tape, "all_reduce", largest, ranks)
-        tape.recorder.memory_bound("aten::sub_", "elementwise", 2 * softmax.bytes)
-        mask = outside_shard(tape, targets)
-        clone = tape.copy(targets)
-        kept = tape.pointwise("aten::sub", each, "int64", None, clone.bytes)
-        del clone
-        sums = _exponential_sums(tape, softmax, tokens)
-        predicted = sums[0]
-        if ranks > 1:
-            block(tape, "all_reduce", predicted, ranks)
-            block(tape, "all_reduce", sums[1], ranks)
-        logarithm = tape.pointwise("aten::log", tokens, "fp32", None, sums[1].bytes)
-        loss = tape.pointwise("aten::sub", tokens, "fp32", None, logarithm.bytes + predicted.bytes)
-        tape.recorder.memory_bound("aten::div_", "elementwise", 2 * softmax.bytes)
-        del logarithm, predicted, sums, largest
-        return loss, softmax, mask, kept
-
-    @staticmethod
-    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        softmax, mask, targets = saved
-        each = targets.shape
-        positions = tape.pointwise("aten::arange", each, "int64", None, 0)
-        inside = tape.cast_copy(mask, "fp32")
-        update = tape.pointwise("aten::rsub", each, "fp32", None, inside.bytes)
-        del inside
-        chosen = tape.pointwise("aten::index", each, "fp32", None, positions.bytes + targets.bytes)
-        tape.recorder.memory_bound("aten::index_put_", "elementwise", 2 * (chosen.bytes + update.bytes))
-        tape.recorder.memory_bound("aten::mul_", "elementwise", 2 * softmax.bytes)
-        gradients.clear()
-        return [softmax, None]
-
-
-def _exponential_sums(tape: Tape, logits: Tensor, tokens: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Logits at the targets, and the sums of exponentials; the exponentials replace the logits."""
-    each = (prod(tokens),)
-    positions = tape.pointwise("aten::arange", each, "int64", None, 0)
-    predicted = tape.pointwise("aten::index", each, "fp32", None, 2 * positions.bytes)
-    predicted = tape.copy(predicted)
-    tape.recorder.memory_bound("aten::exp", "elementwise", 2 * logits.bytes)
-    sums = tape.pointwise("aten::sum", tokens, "fp32", None, logits.bytes, "reduce")
-    del positions
-    return predicted, sums
-
-
 @rule("parallel_linear")
 def parallel_linear(
     tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: int, gathers_tokens: bool, overlaps: bool
@@ -273,8 +209,3 @@ def bias_dropout_add(tape: Tape, x: Tensor, bias: Tensor | None, residual: Tenso
 @rule("causal_softmax")
 def causal_softmax(tape: Tape, scores: Tensor) -> Tensor:
     return tape.apply(CausalSoftmax, (scores,))
-
-
-@rule("vocab_parallel_cross_entropy")
-def vocab_parallel_cross_entropy(tape: Tape, logits: Tensor, targets: Tensor, ranks: int) -> Tensor:
-    return tape.apply_tuple(VocabParallelCrossEntropy, (logits, targets), ranks)[0]

@@ -16,6 +16,7 @@ from sim.program.kernels import Gemm
 from sim.runtime.autograd import Gradients, Node
 from sim.runtime.fp8 import Cast, Fp8
 from sim.runtime.ops.base import Op, first, rule
+from sim.runtime.ops.experts import bias_gradients
 from sim.runtime.ops.norm import norm_weight_gradients
 from sim.runtime.ops.tensor_parallel import GROUP, block, finish, some_tokens, start, whole_tokens
 from sim.runtime.tape import Tape
@@ -31,10 +32,10 @@ def state(tape: Tape) -> Fp8:
 
 
 def product(tape: Tape, name: str, m: int, n: int, k: int, dtype: str) -> Tensor:
-    """[m, n] in the compute dtype, of two factors in 8 bit."""
+    """[m, n] in the compute dtype, of two factors in 8 or 4 bit."""
     tape.te_workspace()
     out = tape.empty((m, n), dtype)
-    tape.recorder.gemm(name, m, n, k, "fp8")
+    tape.recorder.gemm(name, m, n, k, state(tape).dtype)
     return out
 
 
@@ -42,7 +43,7 @@ def gather(tape: Tape, local: Cast, ranks: int, rows: bool = True) -> Cast:
     """All ranks' tokens [S, ...] of [S/ranks, ...], in 8 bit; compute waits."""
     whole = _room(tape, local, ranks, rows)
     block(tape, "all_gather", whole.data, ranks)
-    if state(tape).recipe == "mxfp8":
+    if state(tape).in_blocks:
         block(tape, "all_gather", whole.scales, ranks)
     return whole
 
@@ -50,7 +51,7 @@ def gather(tape: Tape, local: Cast, ranks: int, rows: bool = True) -> Cast:
 def _start_gather(tape: Tape, whole: Cast, ranks: int) -> int:
     """The same beside compute, up to the returned event."""
     gathered = start(tape, "all_gather", whole.data, ranks)
-    return start(tape, "all_gather", whole.scales, ranks) if state(tape).recipe == "mxfp8" else gathered
+    return start(tape, "all_gather", whole.scales, ranks) if state(tape).in_blocks else gathered
 
 
 def _room(tape: Tape, local: Cast, ranks: int, rows: bool) -> Cast:
@@ -107,7 +108,7 @@ class Fp8Linear(Op):
         rows, result = prod(tokens), list[Tensor | None]([None] * 5)
         factor, gathered = Cast(data, scales), None
         if gathers:
-            factor = _room(tape, factor, ranks, fp8.recipe != "mxfp8")
+            factor = _room(tape, factor, ranks, not fp8.in_blocks)
             gathered = _start_gather(tape, factor, ranks)
         turned = fp8.turned(weight)
         dx = _seen_as(product(tape, "te_gemm_dgrad", rows, k, n, dtype), (*tokens, k))
@@ -146,7 +147,7 @@ def _input(tape: Tape, x: Tensor, normed: bool, agree: tuple[str, int] | None, b
     """x in 8 bit along rows, and in the form for the weight's gradient if `both` (else that is made when it is needed).
 
     A norm writes 8 bit itself where the scale is known; else it writes x's dtype, and finds the amax on the way.
-    mxfp8's second form of tokens that are gathered is the rank's own.
+    The second form of tokens that are gathered is the rank's own where blocks share scales.
     """
     fp8, recorder = state(tape), tape.recorder
     if normed and fp8.recipe == "delayed":
@@ -154,7 +155,7 @@ def _input(tape: Tape, x: Tensor, normed: bool, agree: tuple[str, int] | None, b
         recorder.memory_bound("norm_cast", "persistent_norm_forward", x.bytes + rows.data.bytes)
         return rows, Cast(fp8.transposed(rows.data), rows.scales) if fp8.transposes and both else None
     source = tape.pointwise("norm", x.shape, x.dtype, None, x.bytes, "persistent_norm_forward") if normed else x
-    own = fp8.recipe == "mxfp8" and tape.grad_enabled
+    own = fp8.in_blocks and tape.grad_enabled
     made, columns = fp8.cast(source, True, both or own, agree, amax_known=normed)
     assert made is not None
     return made, columns if fp8.two_forms else None
@@ -163,7 +164,7 @@ def _input(tape: Tape, x: Tensor, normed: bool, agree: tuple[str, int] | None, b
 def gradient_casts(tape: Tape, gradient: Tensor, gathers: bool, ranks: int) -> tuple[Cast, Cast]:
     """The output's gradient in both forms, of all tokens."""
     fp8 = state(tape)
-    if not gathers or fp8.recipe == "mxfp8":
+    if not gathers or fp8.in_blocks:
         rows, columns = fp8.both_forms(gradient)
         return (gather(tape, rows, ranks), gather(tape, columns, ranks, rows=False)) if gathers else (rows, columns)
     local = fp8.cast(gradient, True, False, (GROUP, ranks))[0]
@@ -177,7 +178,7 @@ def _weight_gradient(tape: Tape, weight: Tensor, rows: int, dtype: str) -> Tenso
     """Added to the main gradient by the product itself where that is fused."""
     n, k = weight.shape
     if tape.main_gradients is not None and tape.main_gradients.takes(weight):
-        tape.recorder.launch("te_gemm_wgrad", Gemm(n, k, rows, "fp8", accumulate=True))
+        tape.recorder.launch("te_gemm_wgrad", Gemm(n, k, rows, state(tape).dtype, accumulate=True))
         return None
     return product(tape, "te_gemm_wgrad", n, k, rows, dtype)
 
@@ -209,7 +210,7 @@ def _reduced(tape: Tape, out: Tensor, kind: str, ranks: int, shares: bool) -> Te
 
 
 class Fp8GroupedLinear(Op):
-    """_GroupedLinear: x [N, in] times each expert's weight [out, in]. Saves x in 8 bit and the weights.
+    """_GroupedLinear: x [N, in] times each expert's weight [out, in], and its bias. Saves x in 8 bit and the weights.
 
     Outputs: the product; x in 8 bit; its scales. Rows of an expert are taken to be multiples of 16 (32 for mxfp8).
     """
@@ -220,12 +221,13 @@ class Fp8GroupedLinear(Op):
     not_differentiable = (1, 2)
 
     @staticmethod
-    def saved_inputs(node: Node, x: Tensor, *weights: Tensor) -> Iterable[Tensor | None]:
-        return weights
+    def saved_inputs(node: Node, x: Tensor, *matrices: Tensor) -> Iterable[Tensor | None]:
+        return [matrix for matrix in matrices if len(matrix.shape) == 2]
 
     @staticmethod
     def forward(tape: Tape, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        *weights, groups = arguments
+        *matrices, groups = arguments
+        weights = [matrix for matrix in matrices if len(matrix.shape) == 2]
         fp8, (n, k) = state(tape), weights[0].shape
         rows, columns = fp8.cast(x, True, tape.grad_enabled)
         fp8.refresh(*weights)
@@ -250,19 +252,19 @@ class Fp8GroupedLinear(Op):
         result += [tape.empty((n, k), dtype) if needs and not fused else None for needs in trained]
         for count, rows in groups if any(trained) else ():
             if rows:
-                work = Gemm(n, k, rows, "fp8", count, accumulate=fused, grouped=True)
+                work = Gemm(n, k, rows, fp8.dtype, count, accumulate=fused, grouped=True)
                 tape.recorder.launch("te_grouped_gemm_wgrad", work)
-        node.metas[1:] = [((n, k), dtype) for _ in weights]
+        node.metas[1 : 1 + len(weights)] = [((n, k), dtype) for _ in weights]
         del cast
         gradients.clear()
-        return result
+        return result + bias_gradients(tape, node, 1 + len(weights), n, dtype)
 
 
 def _grouped(tape: Tape, name: str, groups: Groups, n: int, k: int) -> None:
     tape.stream_workspaces()
     for count, rows in groups:
         if rows:
-            tape.recorder.launch(name, Gemm(rows, n, k, "fp8", count, grouped=True))
+            tape.recorder.launch(name, Gemm(rows, n, k, state(tape).dtype, count, grouped=True))
 
 
 class ScalesUpdate(Op):
@@ -290,8 +292,10 @@ def fp8_linear(
 
 
 @rule("fp8_grouped_linear")
-def fp8_grouped_linear(tape: Tape, x: Tensor, weights: tuple[Tensor, ...], groups: Groups) -> Tensor:
-    return tape.apply_tuple(Fp8GroupedLinear, (x, *weights), groups)[0]
+def fp8_grouped_linear(
+    tape: Tape, x: Tensor, weights: tuple[Tensor, ...], groups: Groups, biases: tuple[Tensor, ...]
+) -> Tensor:
+    return tape.apply_tuple(Fp8GroupedLinear, (x, *weights, *biases), groups)[0]
 
 
 @rule("fp8_layers_begin")

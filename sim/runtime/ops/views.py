@@ -69,17 +69,21 @@ class Clone(Op):
         return [gradients[0]]
 
 
+def transposed(x: Tensor, a: int, b: int) -> Tensor:
+    """x.transpose(a, b) outside the graph."""
+    return x.alias(*st.transpose(x.shape, x.strides, a, b))
+
+
 class Transpose(Op):
     node = "TransposeBackward0"
 
     @staticmethod
     def forward(tape: Tape, x: Tensor, a: int, b: int) -> Tensor:
-        return x.alias(*st.transpose(x.shape, x.strides, a, b))
+        return transposed(x, a, b)
 
     @staticmethod
     def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
-        gradient = first(gradients)
-        return [gradient.alias(*st.transpose(gradient.shape, gradient.strides, *node.attributes))]
+        return [transposed(first(gradients), *node.attributes)]
 
 
 class Permute(Op):

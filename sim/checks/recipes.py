@@ -1,0 +1,46 @@
+"""What the performance recipes behind a table set and the table does not print: by model, card and precision.
+
+Facts of the recipes in Megatron-Bridge's scripts/performance/configs, which its performance summary names as its source
+("recompute/offload not printed in table, see repo recipes"); as they stand, releases differ.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sim.checks.facts import Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Of rows whose source, model, GPU and precision have these words. `recompute`: Megatron's modules;
+    `fused_experts`: biases and clamps of experts are part of their products' kernels."""
+
+    source: str
+    model: str
+    gpu: str = ""
+    precision: str = ""
+    recompute: tuple[str, ...] = ()
+    fused_experts: bool = False
+    virtual: int = 1
+    """Stages per rank, where a row prints none."""
+
+    def covers(self, facts: Facts) -> bool:
+        words = {"source": self.source, "model_name": self.model, "gpu": self.gpu, "precision": self.precision}
+        return all(re.search(word, facts.text.get(column, ""), re.IGNORECASE) for column, word in words.items())
+
+
+RECIPES = (
+    # gpt_oss_workload_base_configs.py: GB300 and B300 recompute nothing; MXFP8 sets cutedsl_fused_grouped_mlp
+    Recipe(source="megatron-bridge", model="gpt.?oss", precision="mx", fused_experts=True),
+    Recipe(source="megatron-bridge", model="gpt.?oss", gpu=r"gb200|\bb200|h100", recompute=("layernorm", "moe_act")),
+    # NeMo 2's pretrain_nemotron4_340b and every release of dgxc-benchmarking that prints it
+    Recipe(source="dgxc|nemo", model="nemotron-?4? ?-?340b", virtual=12),
+)
+NONE = Recipe(source="", model="")
+
+
+def recipe_of(facts: Facts) -> Recipe:
+    """The first recipe that covers the row."""
+    return next((recipe for recipe in RECIPES if recipe.covers(facts)), NONE)

@@ -1,0 +1,54 @@
+"""Published rows whose tables leave to their recipes what is recomputed, fused or cut into stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.checks.facts import facts_of
+from sim.checks.rows import plan_of
+from tests.unit.published_rows import TITAN, row
+
+OSS = {
+    "source": "Megatron-Bridge performance summary", "model_name": "GPT OSS 120B", "layers": "", "hidden": "", "heads": "",
+    "kv_heads": "", "ffn_hidden": "", "vocab": "", "seq_len": "4096", "num_gpus": "64", "dp": "64", "micro_batch": "4",
+    "global_batch": "1280", "fsdp_or_zero": "zero1 (distributed optimizer)", "recompute": "", "vpp": "n/a",
+    "notes": "EP=64",
+}  # fmt: skip
+
+
+def document(**changes: str) -> dict[str, Any]:
+    return plan_of(facts_of(row(TITAN, **changes))).document
+
+
+@pytest.mark.parametrize(
+    ("gpu", "again"),
+    [("DGX-GB200", True), ("DGX-B200", True), ("DGX-H100", True), ("DGX-GB300", False), ("DGX-B300", False)],
+)
+def test_gpt_oss_makes_norms_and_activations_again_where_its_recipe_says_so(gpu: str, again: bool) -> None:
+    made = document(**OSS, gpu=gpu, precision="BF16")
+    assert (made["checkpoint"] or {}).get("discard") == (["norm", "activation"] if again else None)
+    assert "bias" not in made["model"]["experts"]  # the preset has them
+
+
+def test_what_a_row_prints_goes_before_its_recipe() -> None:
+    made = document(**OSS | {"recompute": "full"}, gpu="DGX-GB200", precision="BF16")
+    assert made["checkpoint"]["every"] == 1 and "discard" not in made["checkpoint"]
+
+
+def test_in_mxfp8_experts_are_fused() -> None:
+    made = document(**OSS, gpu="DGX-GB200", precision="MXFP8")
+    assert (made["model"]["experts"]["bias"], made["model"]["experts"]["clamped"]) == (False, False)
+
+
+def test_nemotron_340b_has_a_stage_per_layer_where_its_row_prints_none() -> None:
+    nemotron = {
+        "source": "NVIDIA dgxc-benchmarking v25.04.02", "model_name": "Nemotron4 340b", "layers": "96", "hidden": "18432",
+        "heads": "96", "kv_heads": "8", "ffn_hidden": "73728", "vocab": "256000", "mlp_type": "squared relu",
+        "seq_len": "4096", "gpu": "H100", "num_gpus": "256", "tp": "8", "pp": "8", "dp": "4", "micro_batch": "1",
+        "global_batch": "64", "precision": "bf16", "fsdp_or_zero": "zero1",
+    }  # fmt: skip
+    assert document(**nemotron, vpp="")["parallel"]["pipeline"]["virtual"] == 12
+    assert document(**nemotron, vpp="6")["parallel"]["pipeline"]["virtual"] == 6
+    assert "virtual" not in document(**nemotron | {"model_name": "Nemotron4 15b"}, vpp="")["parallel"]["pipeline"]
