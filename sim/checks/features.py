@@ -61,6 +61,7 @@ TILED_MLP = r"feature set: (.*\+tiled MLP|all features|ALST)"
 REGIONS = "|".join(words for words, _ in INSIDE)
 PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
 REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
+STATES_SHARED = r"zero-?1|^zero-?2-style|distributed optimizer"
 STATES = r"opt|param|master|gradient|quants|residual"
 """Words of a row that speak of what a feature is."""
 
@@ -265,8 +266,14 @@ FEATURES = (
     Feature(
         name="ZeRO-1 or a distributed optimizer",
         path="parallel.data.distributed_optimizer",
-        needed=lambda f: _shared(f, r"zero-?1|distributed optimizer"),
+        needed=lambda f: _shared(f, STATES_SHARED),
         value=lambda f: True,
+    ),
+    Feature(
+        name="products that do not add to main gradients",
+        path="parallel.data.gradient_accumulation_fusion",
+        needed=lambda f: bool(arguments(f).get("no-gradient-accumulation-fusion")) and _shared(f, REPLICATED),
+        value=lambda f: False,
     ),
     Feature(
         name="weights stored in 8 bit",
@@ -277,7 +284,7 @@ FEATURES = (
     Feature(
         name="ZeRO-2",
         path="parallel.data.shard_gradients",
-        needed=lambda f: _shared(f, r"^zero-?2(?!-like)"),
+        needed=lambda f: _shared(f, r"^zero-?2(?!-like|-style)"),
         value=lambda f: True,
     ),
     Feature(

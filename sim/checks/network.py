@@ -57,6 +57,10 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     if family == "llama":
         section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
     code = software.llama if family == "llama" else software.gpt
+    splits = facts.tp > 1 or (facts.cp > 1 and not facts.says("cp", "ulysses"))
+    if code == "transformers" and family == "llama" and splits:
+        code = "torchtitan"  # whose plan of DTensors it is
+        assumptions.append("torchtitan's code stands for transformers', split over ranks")
     experts: Sections = {"experts": {}} if has_experts(facts) else {}
     known = implementations_of(FAMILIES[family], experts)
     section["implementation"] = code if code in known else known[0]

@@ -124,7 +124,7 @@ MEGATRON_DEEPSPEED = replace(
 
 TRANSFORMERS = Software(
     name="transformers",
-    pattern="axolotl|accelerate|transformers|lomo|deepspeed|trl|peft|litgpt|internevo|colossalai",
+    pattern="axolotl|accelerate|transformers|lomo|deepspeed|trl|peft|litgpt|colossalai",
     gpt="transformers",
     llama="transformers",
     framework="transformers",
@@ -231,13 +231,24 @@ KNOWN = (
         swiglu_fusion=False,
     ),
     replace(
+        MEGATRON,
+        name="InternEvo",
+        pattern="internevo|internlm",  # flash-attn's and apex's kernels, ZeRO-1 with fp32 main parameters, Megatron's split
+        reduce="bf16",  # HybridZeroOptimizer reduces in the parameters' dtype
+        flash=None,
+        swiglu_fusion=False,  # FeedForward: silu(w1(x)) * w3(x)
+        loss_fusion="te",  # flash-attn's cross entropy, whose gradient takes the place of the logits too
+        sharding="distributed optimizer",
+        pads_vocabulary=False,
+    ),
+    replace(
         MEGATRON_2022,
         name="Megatron of 2021",
         pattern="narayanan|ptd-p|dlperf",
         megatron="2021",
         reduce="fp16",  # accumulate-allreduce-grads-in-fp32 is off by default
     ),
-    MEGATRON_2022,
+    replace(MEGATRON_2022, pattern="korthikanti|megascale"),
     replace(
         MEGATRON,
         name="SimuMax's Megatron",
