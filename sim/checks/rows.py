@@ -14,9 +14,10 @@ from typing import Any
 from sim.checks.eight_bit import compiled, fp8_recipe
 from sim.checks.experts import preset_of, unprinted_experts
 from sim.checks.facts import Facts, whole
-from sim.checks.features import DISCARDED, PARTS, REGIONS, NotExpressible, left_out, missing, recomputed, sections
+from sim.checks.features import NotExpressible, left_out, missing, sections
 from sim.checks.megatron_age import as_of
 from sim.checks.network import family_of, model
+from sim.checks.recomputation import DISCARDED, PARTS, REGIONS, recomputed
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.checks.training import has_lora
