@@ -26,6 +26,7 @@ from sim.checks.experts import (
     uses_latent_attention,
 )
 from sim.checks.facts import Facts, arguments
+from sim.checks.recomputation import DISCARDED, INSIDE, parts
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
 from sim.checks.training import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from sim.checks.facts import Facts
+from sim.checks.recipes import recipe_of
 
 INSIDE = (
     (r"selective_attention|core_attn", "core_attention"),
