@@ -18,12 +18,12 @@ def pipeline_of(facts: Facts) -> dict[str, Any]:
 
 
 def _schedule(facts: Facts) -> str:
-    """1F1B unless the notes name another ("schedule=ZB-1p"); interleaved where the row prints chunks."""
+    """1F1B unless the notes name another ("schedule=ZB-1p"); interleaved where the row prints chunks, or that word."""
     named = re.search(r"schedule[= ]+([^;,]*)", facts.text.get("notes", ""), re.IGNORECASE)
     for pattern, name in SCHEDULES:
         if named and re.search(pattern, named[1], re.IGNORECASE):
             return name
-    return "interleaved" if _chunks(facts) > 1 else "1f1b"
+    return "interleaved" if _chunks(facts) > 1 or facts.says("vpp", "interleaved") else "1f1b"
 
 
 def _placement(facts: Facts) -> dict[str, Any]:

@@ -201,6 +201,22 @@ def test_a_row_becomes_expressible_with_the_schema(monkeypatch: pytest.MonkeyPat
     assert section["fsdp"] == {"degree": 2}
 
 
+@pytest.mark.parametrize(
+    ("source", "micro_batch", "accumulation"),
+    [("torchtitan benchmarks (Dec 2024)", 4, 8), ("torchtitan async TP (Jun 2025)", 1, 32), ("Megatron-LM", 1, 32)],
+)
+def test_torchtitan_of_2024_makes_as_many_micro_batches_as_pipeline_ranks(
+    source: str, micro_batch: int, accumulation: int
+) -> None:
+    stages = document(source=source, pp="8", dp="1", micro_batch="", global_batch="32", fsdp_or_zero="fsdp2")
+    assert stages["batch"] == {"micro_batch": micro_batch, "seq_len": 256, "accumulation": accumulation}
+
+
+def test_a_row_that_says_interleaved_is() -> None:
+    said = document(pp="2", dp="4", vpp="interleaved (number of stages/rank not given)", micro_batch="2")["parallel"]
+    assert said["pipeline"] == {"degree": 2, "schedule": "interleaved"}
+
+
 def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "expressible", lambda path: True)
     megatron = {"source": "Megatron-LM"}
