@@ -26,6 +26,7 @@ from sim.checks.experts import (
     uses_latent_attention,
 )
 from sim.checks.facts import Facts, arguments
+from sim.checks.recipes import recipe_of
 from sim.checks.recomputation import DISCARDED, INSIDE, parts
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
@@ -90,6 +91,12 @@ FEATURES = (
         name="a network that is no decoder", path="model.network", needed=lambda f: f.says("model_name", OTHER_NETWORK)
     ),
     Feature(name="experts", path="model.experts", needed=has_experts, value=experts_of),
+    Feature(
+        name="multi-token prediction",
+        path="model.mtp_layers",
+        needed=lambda f: recipe_of(f).mtp_layers > 0,
+        value=lambda f: recipe_of(f).mtp_layers,
+    ),
     Feature(name="latent attention", path="model.latent", needed=uses_latent_attention, value=latent_of),
     Feature(
         name="expert parallelism",
