@@ -16,7 +16,7 @@ from sim.checks.experts import preset_of, unprinted_experts
 from sim.checks.facts import Facts, whole
 from sim.checks.features import NotExpressible, left_out, missing, sections
 from sim.checks.megatron_age import as_of
-from sim.checks.network import family_of, model
+from sim.checks.network import family_of, likely_heads, model
 from sim.checks.recomputation import DISCARDED, PARTS, REGIONS, recomputed
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
@@ -149,7 +149,8 @@ def unprinted(facts: Facts) -> list[str]:
     reasons = []
     preset = preset_of(facts)
     for name in ("layers", "hidden", "heads"):
-        if getattr(facts, name) is None and (preset is None or facts.text.get(name)):
+        guessed = name == "heads" and not facts.text.get(name) and likely_heads(facts) is not None
+        if getattr(facts, name) is None and not guessed and (preset is None or facts.text.get(name)):
             reasons.append(_blank(facts, name))
     reasons += [_blank(facts, name) for name in ("seq_len", "num_gpus") if getattr(facts, name) is None]
     for name in ("tp", "pp", "cp"):

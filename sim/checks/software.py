@@ -227,7 +227,8 @@ KNOWN = (
     replace(
         MEGATRON,
         name="Megatron-Kwai",
-        pattern="kwai",  # of Megatron's models before core; its scripts ask for no fusions
+        pattern="kwai",  # of Megatron's models before core, whose flash attention is flash-attn's; no fusions are asked for
+        flash=None,
         swiglu_fusion=False,
     ),
     replace(

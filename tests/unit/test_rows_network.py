@@ -12,7 +12,7 @@ from sim.checks.rows import plan_of
 from sim.model.config import ModelConfig
 from sim.scenario import load_text
 from tests.unit.published_rows import TITAN, row
-from tests.unit.test_rows import document
+from tests.unit.test_rows import document, reason
 
 GOLDEN = TITAN | {
     "source": "Megatron-LM functional-test golden values", "model_name": "gpt:gpt3_mcore_te_tp1_pp4", "vocab": "",
@@ -58,3 +58,12 @@ def test_tflops_that_halve_attention_count_recomputation() -> None:
 def test_recipes_of_nemo_and_its_successor_fuse_the_loss() -> None:
     assert document(source="NeMo 24.09 performance")["model"]["loss_fusion"] == "native"
     assert document(source="Megatron-Bridge performance summary")["model"]["loss_fusion"] == "te"
+
+
+def test_heads_that_are_not_printed_are_near_128_wide_and_go_evenly_over_the_ranks() -> None:
+    facts = {"model_name": "GPT 187B", "mlp_type": "gelu", "source": "BigScience", "fsdp_or_zero": "zero1", "heads": ""}
+    shape = {"hidden": "13824", "ffn_hidden": "", "kv_heads": "", "tp": "8", "dp": "1", "num_gpus": "8"}
+    assert document(**facts, **shape)["model"]["heads"] == 96  # 144 wide; 128 of 108 and 72 of 192 are further off
+    assert document(**facts, **shape | {"hidden": "4096"})["model"]["heads"] == 32
+    assert "heads is not printed" in reason(**facts, **shape | {"hidden": "13"})
+    assert "is no plain number" in reason(**facts | {"heads": "some"}, **shape)
