@@ -81,7 +81,8 @@ class LanguageModel(Module):
         return ((sequences, seq_len), "int64"), ((sequences, seq_len), "int64")
 
     def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
-        """What the training script calls: (loss, logits, whole or chunk by chunk, if it sees them). Here it computes the loss from the logits."""
+        """What the training script calls: (loss, logits, whole or chunk by chunk, if it sees them). Here it computes the loss
+        from the logits."""
         if self.config.loss_chunks > 1:
             return self._chunked_loss(tokens, targets)
         logits = self(tokens)
