@@ -91,6 +91,7 @@ class TrainingRun:
         major, minor = gpu.compute_capability
         self.tape = tape or Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
         self.tape.tensor_ranks = setup.tensor.degree if self.config.implementation == "torchtitan" else 1
+        self.tape.asynchronous = setup.tensor.asynchronous
         self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers

@@ -197,6 +197,8 @@ def check_megatron_parallel(
         return
     if code == "torchtitan":
         _check_titan_tensor(document, parallel, model)
+    if tensor.asynchronous and code != "torchtitan":
+        document.problem(("parallel", "tensor", "asynchronous"), f"is torchtitan's: {code} has its own overlap")
     if tensor.sequence_parallel and model.family == "bert":
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
