@@ -12,6 +12,7 @@ from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
+from sim.model.llama import TitanLlama
 from sim.model.module import Buffer, Parameter
 from sim.program.kernels import Collective
 from sim.program.program import COMPUTE, Owner, Phase, Program
@@ -146,6 +147,7 @@ class TrainingRun:
             start_fp8(tape, setup, [slot for _, slot in self.slots])
         if self.family is not None:
             buffers = [slot.tensor for _, slot in self.tensors if isinstance(slot, Buffer)]
+            buffers += [model.rope for model in self.models if isinstance(model, TitanLlama)]
             with tape.phase(Phase.INIT, Owner.GRADIENT):
                 self.family.start(self.parameters, [buffer for buffer in buffers if isinstance(buffer, Tensor)])
         if setup.data is not None and self.trains:

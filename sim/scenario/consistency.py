@@ -249,8 +249,9 @@ def check_under_pipeline(
             document.problem(("optimizer", name), only, show=False)
     if mode != "train":
         document.problem(("mode",), only)
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
-        document.problem(("model", "loss_chunks"), only)
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
+        message = f"a backward per chunk {only}: use projection (or logits)"
+        document.problem(("model", "loss_chunking"), message)
 
 
 def check_grad_scaler(
