@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "loss": (STRATEGIES, ("whole-loss", "chunked-logits", "chunked-head", "none")),
     "adapters": (ADAPTERS, ("full", "frozen-half", "lora", "qlora", "lora-checkpoint")),
     "context": (CONTEXT, ("full", "ring", "all-gather")),
-    "ulysses": ("ulysses.yaml", ("own", "ulysses")),
+    "ulysses": ("ulysses.yaml", ("own", "ulysses", "fused-loss", "tiles")),
     "experts": (EXPERTS, ("balanced", "busy", "activation", "full")),
     "sharding": (SHARDING, ("ddp", "zero-1", "zero-3", "fsdp1-no-limit", "fsdp1", "fsdp2")),
 }

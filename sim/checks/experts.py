@@ -30,9 +30,13 @@ def preset_of(facts: Facts) -> str | None:
 def experts_of(facts: Facts) -> dict[str, Any]:
     """Fields of model.experts as the row prints them, over those of the preset of that name."""
     printed = {"count": "experts", "top_k": "moe_topk", "ffn_hidden": "moe_ffn_hidden"}
-    fields = {name: value for name, column in printed.items() if (value := whole(facts.text.get(column, "")))}
+    fields: dict[str, Any] = {
+        name: value for name, column in printed.items() if (value := whole(facts.text.get(column, "")))
+    }
     if fields and "ffn_hidden" not in fields and facts.ffn_hidden is not None:
         fields["ffn_hidden"] = facts.ffn_hidden
+    if recipe_of(facts).flex:
+        fields["dispatcher"] = "flex"
     if recipe_of(facts).fused_experts:
         fields |= {"bias": False, "clamped": False}
     return fields | _of_arguments(facts)

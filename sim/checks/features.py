@@ -26,7 +26,7 @@ from sim.checks.experts import (
     uses_latent_attention,
 )
 from sim.checks.facts import Facts, arguments
-from sim.checks.recipes import recipe_of
+from sim.checks.recomputation import DISCARDED, INSIDE, parts
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
 from sim.checks.training import (
@@ -45,19 +45,11 @@ OTHER_NETWORK = (
     r"\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
     r"|resnet|bamba|hybrid|toy"
 )
-INSIDE = (
-    (r"selective_attention|core_attn", "core_attention"),
-    (r"recompute-ffn|selective_op \(MLP\)|module mlp\b", "mlp"),
-    (r"module moe\b", "moe"),
-    (r"shared_experts", "shared_experts"),
-)
-DISCARDED = (
-    (r"recompute-norm|\+ norm|layernorm", "norm"),
-    (r"recompute-swiglu|activation func|moe_act", "activation"),
-)
-REGIONS = "|".join(words for words, _ in INSIDE)
-PARTS = "|".join(words for words, _ in INSIDE + DISCARDED)
+TILED_LOSS = r"feature set: (\+|all features|ALST)"
+TILED_MLP = r"feature set: (.*\+tiled MLP|all features|ALST)"
+"""Features of Arctic Long Sequence Training, whose later rows have those of the earlier ones too."""
 REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
+STATES_SHARED = r"zero-?1|^zero-?2-style|distributed optimizer"
 STATES = r"opt|param|master|gradient|quants|residual"
 """Words of a row that speak of what a feature is."""
 
@@ -229,6 +221,18 @@ FEATURES = (
         value=lambda f: {"degree": f.cp},
     ),
     Feature(
+        name="a fused head and loss",
+        path="model.liger",
+        needed=lambda f: f.says("notes", TILED_LOSS),
+        value=lambda f: ["fused_linear_cross_entropy"],
+    ),
+    Feature(
+        name="an MLP in tiles",
+        path="model.mlp_tiles",
+        needed=lambda f: f.says("notes", TILED_MLP) and bool(f.hidden and f.seq_len),
+        value=lambda f: -(-(f.seq_len or 0) // f.cp // (f.hidden or 1)),  # tokens of a rank / hidden, rounded up
+    ),
+    Feature(
         name="Ulysses' all-to-all",
         path="parallel.context.kind",
         needed=lambda f: f.cp > 1 and f.says("cp", "ulysses"),
@@ -250,8 +254,14 @@ FEATURES = (
     Feature(
         name="ZeRO-1 or a distributed optimizer",
         path="parallel.data.distributed_optimizer",
-        needed=lambda f: _shared(f, r"zero-?1|distributed optimizer"),
+        needed=lambda f: _shared(f, STATES_SHARED),
         value=lambda f: True,
+    ),
+    Feature(
+        name="products that do not add to main gradients",
+        path="parallel.data.gradient_accumulation_fusion",
+        needed=lambda f: bool(arguments(f).get("no-gradient-accumulation-fusion")) and _shared(f, REPLICATED),
+        value=lambda f: False,
     ),
     Feature(
         name="weights stored in 8 bit",
@@ -262,7 +272,7 @@ FEATURES = (
     Feature(
         name="ZeRO-2",
         path="parallel.data.shard_gradients",
-        needed=lambda f: _shared(f, r"^zero-?2(?!-like)"),
+        needed=lambda f: _shared(f, r"^zero-?2(?!-like|-style)"),
         value=lambda f: True,
     ),
     Feature(
@@ -288,14 +298,14 @@ FEATURES = (
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
-        needed=lambda f: bool(_parts(f, INSIDE)),
-        value=lambda f: _parts(f, INSIDE),
+        needed=lambda f: bool(parts(f, INSIDE)),
+        value=lambda f: parts(f, INSIDE),
     ),
     Feature(
         name="outputs thrown away and made again",
         path="checkpoint.discard",
-        needed=lambda f: bool(_parts(f, DISCARDED)) and fp8_recipe(f) is None,
-        value=lambda f: _parts(f, DISCARDED),
+        needed=lambda f: bool(parts(f, DISCARDED)) and fp8_recipe(f) is None,
+        value=lambda f: parts(f, DISCARDED),
     ),
     Feature(
         name="asynchronous tensor parallelism",
@@ -327,20 +337,6 @@ def _offloaded(facts: Facts) -> dict[str, Any]:
     if share and facts.pp > 1:
         return {"what": "stage_activations", "share": float(share[1])}
     return {"what": "activations"} | ({"layers": f"ratio {float(share[1]):g}"} if share else {})
-
-
-def _parts(facts: Facts, names: tuple[tuple[str, str], ...]) -> list[str]:
-    """The schema's names of the parts of a layer that the row's label speaks of."""
-    return [name for words, name in names if re.search(words, recomputed(facts), re.IGNORECASE)]
-
-
-def recomputed(facts: Facts) -> str:
-    """The row's label of recomputation, with Megatron's modules where the notes name them; where the row says nothing, the
-    modules of its recipe."""
-    printed = facts.text.get("recompute", "")
-    modules = re.search(r"modules=(?!none)([\w+]+)", facts.text.get("notes", ""))
-    named = modules[1].split("+") if modules else [] if printed else list(recipe_of(facts).recompute)
-    return " ".join([printed, *(f"module {name}" for name in named)])
 
 
 def missing(facts: Facts) -> list[str]:

@@ -18,6 +18,9 @@ COUNTER_WORDS: tuple[tuple[str, Counter], ...] = (
 EQUATION_3 = r"narayanan|ptd-p|dlperf"
 """Sources whose TFLOP/s follow PTD-P's equation 3, recomputation included."""
 
+CAUSAL_FLOPS = r"stas00|ml-engineering"
+"""Sources whose TFLOP/s count attention's half below the diagonal, and a third more where they recompute."""
+
 MODEL_FLOPS = r"nemo|megatron-bridge"
 """Sources whose TFLOP/s are 6 N + 12 L h s FLOPs per token, without recomputation: so say their rows that print both."""
 
@@ -37,6 +40,11 @@ def step_s(facts: Facts, tokens_per_step: int, model: ModelConfig | None = None)
     if facts.tflops_per_gpu is not None and model is not None and facts.says("source", MODEL_FLOPS):
         flops = model_flops_per_token(model, facts.seq_len or 0) * tokens_per_step
         return flops / (facts.num_gpus * facts.tflops_per_gpu * 1e12)
+    if facts.tflops_per_gpu is not None and model is not None and facts.says("source", CAUSAL_FLOPS):
+        seq_len = facts.seq_len or 0
+        halved = (model_flops_per_token(model, seq_len) + model_flops_per_token(model, 0)) / 2
+        again = 4 / 3 if facts.says("recompute", "^full") else 1
+        return halved * tokens_per_step * again / (facts.num_gpus * facts.tflops_per_gpu * 1e12)
     return None
 
 

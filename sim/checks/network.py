@@ -44,7 +44,10 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     section: Sections = {"preset": preset or GENERIC_PRESET[family]}
     section |= {name: value for name in SHAPES if (value := getattr(facts, name)) is not None}
     if preset is None:
-        section["kv_heads"] = facts.kv_heads or facts.heads
+        if facts.heads is None:
+            section["heads"] = likely_heads(facts)
+            assumptions.append(f"{section['heads']} heads, of a width near 128")
+        section["kv_heads"] = facts.kv_heads or section["heads"]
         if facts.vocab is None:
             section["vocab"] = DEFAULT_VOCAB["gpt" if family == "llama" and facts.says("model_name", "gpt") else family]
             assumptions.append(f"vocabulary {section['vocab']}")
@@ -57,6 +60,10 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     if family == "llama":
         section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
     code = software.llama if family == "llama" else software.gpt
+    splits = facts.tp > 1 or (facts.cp > 1 and not facts.says("cp", "ulysses"))
+    if code == "transformers" and family == "llama" and splits:
+        code = "torchtitan"  # whose plan of DTensors it is
+        assumptions.append("torchtitan's code stands for transformers', split over ranks")
     experts: Sections = {"experts": {}} if has_experts(facts) else {}
     known = implementations_of(FAMILIES[family], experts)
     section["implementation"] = code if code in known else known[0]
@@ -85,6 +92,14 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
         section["attention"] = "unfused" if family == "t5" else "math"
     return section
+
+
+def likely_heads(facts: Facts) -> int | None:
+    """Where a row prints none: so many that a head is as near to 128 wide as hidden and the tensor ranks allow; None where
+    they allow nothing near."""
+    hidden = facts.hidden or 0
+    fit = [n for n in range(facts.tp, hidden // 64 + 1, facts.tp) if hidden % n == 0 and hidden <= 256 * n]
+    return min(fit, key=lambda n: abs(hidden / n - 128), default=None)
 
 
 def _ffn_hidden(facts: Facts, hidden: int, family: str) -> int:

@@ -14,27 +14,39 @@ from sim.checks.facts import Facts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Of rows whose source, model, GPU and precision have these words. `recompute`: Megatron's modules;
-    `fused_experts`: biases and clamps of experts are part of their products' kernels."""
+    """Of rows whose source, model, release (in the locator), GPU and precision have these words. `recompute`: Megatron's
+    modules; `fused_experts`: biases and clamps of experts are part of their products' kernels; `flex`: HybridEP brings
+    tokens to their experts."""
 
     source: str
     model: str
+    release: str = ""
     gpu: str = ""
     precision: str = ""
     recompute: tuple[str, ...] = ()
     fused_experts: bool = False
+    flex: bool = False
     virtual: int = 1
     """Stages per rank, where a row prints none."""
 
     def covers(self, facts: Facts) -> bool:
         words = {"source": self.source, "model_name": self.model, "gpu": self.gpu, "precision": self.precision}
+        words["source_locator"] = self.release
         return all(re.search(word, facts.text.get(column, ""), re.IGNORECASE) for column, word in words.items())
 
 
+OF_2026 = r"\(26\.\d"
+"""Containers since 26.02; before, Blackwell's recipes had all-to-all."""
+
 RECIPES = (
     # gpt_oss_workload_base_configs.py: GB300 and B300 recompute nothing; MXFP8 sets cutedsl_fused_grouped_mlp
-    Recipe(source="megatron-bridge", model="gpt.?oss", precision="mx", fused_experts=True),
+    Recipe(source="megatron-bridge", model="gpt.?oss", precision="mx", fused_experts=True, flex=True),
+    Recipe(source="megatron-bridge", model="gpt.?oss", release=OF_2026, gpu=r"\bdgx-b300", flex=True),
     Recipe(source="megatron-bridge", model="gpt.?oss", gpu=r"gb200|\bb200|h100", recompute=("layernorm", "moe_act")),
+    # qwen3_, deepseek_ and kimi_workload_base_configs.py: moe_flex_dispatcher_backend hybridep (deepep on some B200)
+    Recipe(source="megatron-bridge", model="qwen3.30b", release=OF_2026, flex=True),
+    Recipe(source="megatron-bridge", model="qwen3.235b", release=OF_2026, gpu="gb[23]00", flex=True),
+    Recipe(source="megatron-bridge", model="deepseek|kimi", release=OF_2026, flex=True),
     # NeMo 2's pretrain_nemotron4_340b and every release of dgxc-benchmarking that prints it
     Recipe(source="dgxc|nemo", model="nemotron-?4? ?-?340b", virtual=12),
 )

@@ -14,9 +14,10 @@ from typing import Any
 from sim.checks.eight_bit import compiled, fp8_recipe
 from sim.checks.experts import preset_of, unprinted_experts
 from sim.checks.facts import Facts, whole
-from sim.checks.features import DISCARDED, PARTS, REGIONS, NotExpressible, left_out, missing, recomputed, sections
+from sim.checks.features import NotExpressible, left_out, missing, sections
 from sim.checks.megatron_age import as_of
-from sim.checks.network import family_of, model
+from sim.checks.network import family_of, likely_heads, model
+from sim.checks.recomputation import DISCARDED, PARTS, REGIONS, recomputed
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
 from sim.checks.training import has_lora
@@ -80,7 +81,7 @@ class Plan:
     @property
     def chooses_micro_batch(self) -> bool:
         """The row leaves the micro-batch open: the largest that fits stands for what its authors chose. With pipeline
-        stages it is 1, which makes the bubble smallest."""
+        stages it is the software's, else 1, which makes the bubble smallest."""
         return self.facts.micro_batch is None and self.facts.pp == 1
 
     @property
@@ -115,15 +116,16 @@ def plan_of(facts: Facts) -> Plan:
     document: Sections = {
         "model": model(facts, family, software, assumptions),
         "cluster": cluster(facts, gpu),
-        "batch": batch(facts, assumptions),
+        "batch": batch(facts, software, assumptions),
         "parallel": shared,
         "precision": precision(facts, gpu, software, shared, assumptions),
         "optimizer": {"variant": software.optimizer, "zero_grad": software.zero_grad},
         "checkpoint": checkpoint(facts, software, assumptions),
         "host": {"framework": software.framework},
     }
-    if software.torch:
-        document["torch"] = software.torch
+    for name in ("torch", "allocator"):
+        if getattr(software, name):
+            document[name] = getattr(software, name)
     if gpu.name in software.gemm_efficiency:
         document["gemm_efficiency"] = software.gemm_efficiency[gpu.name]
     known = profile_for(gpu).figures.under("attention")
@@ -149,7 +151,8 @@ def unprinted(facts: Facts) -> list[str]:
     reasons = []
     preset = preset_of(facts)
     for name in ("layers", "hidden", "heads"):
-        if getattr(facts, name) is None and (preset is None or facts.text.get(name)):
+        guessed = name == "heads" and not facts.text.get(name) and likely_heads(facts) is not None
+        if getattr(facts, name) is None and not guessed and (preset is None or facts.text.get(name)):
             reasons.append(_blank(facts, name))
     reasons += [_blank(facts, name) for name in ("seq_len", "num_gpus") if getattr(facts, name) is None]
     for name in ("tp", "pp", "cp"):
@@ -227,14 +230,17 @@ def cluster(facts: Facts, gpu: Gpu) -> Sections:
     return section | ({"usable_memory": usable} if usable else {})
 
 
-def batch(facts: Facts, assumptions: list[str]) -> Sections:
-    """Accumulation from the global batch; a step that the source times per micro-batch has none. Blank: 1 sequence."""
+def batch(facts: Facts, software: Software, assumptions: list[str]) -> Sections:
+    """Accumulation from the global batch; a step that the source times per micro-batch has none. Blank: 1 sequence, or with
+    pipeline stages what the software makes of its batch."""
     dp = facts.dp or 1
     micro, total = facts.micro_batch, facts.global_batch
     if micro is None:
         micro = 1
+        if facts.pp > 1 and total is not None and software.micro_batch_per_stage:
+            micro = max(1, total // dp // facts.pp)
         if facts.pp > 1:
-            assumptions.append("micro-batch 1")
+            assumptions.append(f"micro-batch {micro}")
     accumulation = 1
     if total is not None and not facts.says("notes", "per ITERATION|per micro-?batch"):
         accumulation, rest = divmod(total, micro * dp)

@@ -66,6 +66,8 @@ class Software:
     """What its "memory" is, where neither the row nor its notes say."""
     since_start: bool = False
     """Its peak is that of the whole run, the first step included."""
+    micro_batch_per_stage: bool = False
+    """Where no number of micro-batches is given, it makes as many as there are pipeline ranks."""
     loss_chunks: int = 1
     """Chunks in which it projects to logits and computes the loss."""
     recompute: str = ""
@@ -84,6 +86,8 @@ class Software:
     """Its DeepSpeed configurations leave sizes at "auto": from the hidden size (transformers' documentation)."""
     gemm_efficiency: Mapping[str, float] = field(default_factory=dict)
     """By the catalogue's GPU: share of the dense peak that its authors measured of products on the machine of its runs."""
+    allocator: str = ""
+    """Settings of PyTorch's allocator that it asks for."""
     torch: str = ""
     """PyTorch that is imitated for it; empty: the newest."""
     extra: str = ""
@@ -118,6 +122,15 @@ MEGATRON_DEEPSPEED = replace(
     pattern="megatron-deepspeed|vtrain",
     framework="megatron-deepspeed",
     memory="device",
+)
+
+TRANSFORMERS = Software(
+    name="transformers",
+    pattern="axolotl|accelerate|transformers|lomo|deepspeed|trl|peft|litgpt|colossalai",
+    gpt="transformers",
+    llama="transformers",
+    framework="transformers",
+    sizes_zero=True,
 )
 
 KNOWN = (
@@ -156,6 +169,7 @@ KNOWN = (
     Software(
         name="torchtitan",
         pattern="torchtitan|torchao PR",  # of 2024: RMSNorm op by op, AdamW neither fused nor for-loop
+        micro_batch_per_stage=True,  # pipeline_parallel_microbatches = degree until pull request 781 of January 2025
         norm="manual",
         zero_grad="start",
         optimizer="foreach",
@@ -221,8 +235,20 @@ KNOWN = (
     replace(
         MEGATRON,
         name="Megatron-Kwai",
-        pattern="kwai",  # of Megatron's models before core; its scripts ask for no fusions
+        pattern="kwai",  # of Megatron's models before core, whose flash attention is flash-attn's; no fusions are asked for
+        flash=None,
         swiglu_fusion=False,
+    ),
+    replace(
+        MEGATRON,
+        name="InternEvo",
+        pattern="internevo|internlm",  # flash-attn's and apex's kernels, ZeRO-1 with fp32 main parameters, Megatron's split
+        reduce="bf16",  # HybridZeroOptimizer reduces in the parameters' dtype
+        flash=None,
+        swiglu_fusion=False,  # FeedForward: silu(w1(x)) * w3(x)
+        loss_fusion="te",  # flash-attn's cross entropy, whose gradient takes the place of the logits too
+        sharding="distributed optimizer",
+        pads_vocabulary=False,
     ),
     replace(
         MEGATRON_2022,
@@ -231,7 +257,7 @@ KNOWN = (
         megatron="2021",
         reduce="fp16",  # accumulate-allreduce-grads-in-fp32 is off by default
     ),
-    MEGATRON_2022,
+    replace(MEGATRON_2022, pattern="korthikanti|megascale"),
     replace(
         MEGATRON,
         name="SimuMax's Megatron",
@@ -250,14 +276,13 @@ KNOWN = (
         fp8="tensorwise",  # scales of the present tensor
         extra="Megatron's fused layers and its loop stand for a C++ program with chunked logits",
     ),
-    Software(
-        name="transformers",
-        pattern="axolotl|accelerate|transformers|lomo|deepspeed|trl|peft|litgpt|internevo|colossalai|alst",
-        gpt="transformers",
-        llama="transformers",
-        framework="transformers",
-        sizes_zero=True,
+    replace(
+        TRANSFORMERS,
+        name="ArcticTraining",
+        pattern="alst|arctic long",
+        allocator="expandable_segments:True",  # arXiv 2506.13996 asks for it
     ),
+    TRANSFORMERS,
 )
 UNKNOWN = Software(name="unknown software", pattern="")
 

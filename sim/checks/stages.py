@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sim.checks.facts import Facts
+from sim.checks.facts import Facts, arguments
 from sim.checks.recipes import recipe_of
 from sim.checks.software import software_of
 
@@ -18,20 +18,32 @@ def pipeline_of(facts: Facts) -> dict[str, Any]:
 
 
 def _schedule(facts: Facts) -> str:
-    """1F1B unless the notes name another ("schedule=ZB-1p"); interleaved where the row prints chunks."""
+    """1F1B unless the notes name another ("schedule=ZB-1p"); interleaved where the row prints chunks, or that word."""
     named = re.search(r"schedule[= ]+([^;,]*)", facts.text.get("notes", ""), re.IGNORECASE)
     for pattern, name in SCHEDULES:
         if named and re.search(pattern, named[1], re.IGNORECASE):
             return name
-    return "interleaved" if _chunks(facts) > 1 else "1f1b"
+    return "interleaved" if _chunks(facts) > 1 or facts.says("vpp", "interleaved") else "1f1b"
 
 
 def _placement(facts: Facts) -> dict[str, Any]:
-    """With two stages more than layers, embedding and head have stages of their own."""
+    """With two stages more than layers, embedding and head have stages of their own; the first and the last stage have as
+    many layers as an argument list says, the others share the rest."""
     stages = facts.pp * _chunks(facts)
-    if facts.layers is None or stages != facts.layers + 2 or software_of(facts).gpt != "megatron":
+    if facts.layers is None or software_of(facts).gpt != "megatron":
         return {}
-    return {"placement": [0, *[1] * facts.layers, 0]}
+    if stages == facts.layers + 2:
+        return {"placement": [0, *[1] * facts.layers, 0]}
+    given = arguments(facts)
+    ends = [given.get(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last")]
+    between = stages - sum(end is not None for end in ends)
+    if between == stages or stages > facts.pp:
+        return {}
+    rest = facts.layers - sum(int(end) for end in ends if end is not None)
+    if between < 1 or rest % between:
+        return {}
+    first, last = ([int(end)] if end is not None else [] for end in ends)
+    return {"placement": [*first, *[rest // between] * between, *last]}
 
 
 SCHEDULES = (

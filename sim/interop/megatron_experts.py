@@ -56,11 +56,10 @@ def put_experts(draft: Draft, family: Family) -> None:
     loss = any("aux_loss" in kind for kind in kinds)
     draft.put(path + "auxiliary_loss", loss, "moe-router-load-balancing-type")
     dispatcher = draft.get("moe-token-dispatcher-type")
-    if dispatcher not in ("alltoall", "allgather"):
+    if dispatcher not in ("alltoall", "allgather", "flex"):
         draft.cannot("moe-token-dispatcher-type", f"{dispatcher} to the experts: all-to-all is played")
-    draft.put(
-        path + "dispatcher", "allgather" if dispatcher == "allgather" else "alltoall", "moe-token-dispatcher-type"
-    )
+        dispatcher = "alltoall"
+    draft.put(path + "dispatcher", dispatcher, "moe-token-dispatcher-type")
     draft.put(path + "grouped", draft.has("moe-grouped-gemm"), "moe-grouped-gemm")
 
 

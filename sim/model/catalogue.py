@@ -55,7 +55,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 
 NO_FUSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(
     ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion", "persistent_norm"), (False,)
-) | {"loss_fusion": ("none",), "liger": ((),)}
+) | {"loss_fusion": ("none",), "liger": ((),), "mlp_tiles": (1,)}
 LOSS_FUSIONS: dict[str, tuple[Any, ...]] = {"loss_fusion": ("none", "native", "te")}
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
@@ -77,7 +77,7 @@ GPT_CODE: dict[str, tuple[Any, ...]] = {
 }
 CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     ("llama", "torchtitan"): LLAMA_CODE | {"rope": ("complex", "cos_sin")},
-    ("llama", "transformers"): {name: known for name, known in LLAMA_CODE.items() if name != "liger"}
+    ("llama", "transformers"): {name: known for name, known in LLAMA_CODE.items() if name not in ("liger", "mlp_tiles")}
     | {"rope": ("half",), "loss_chunks": (1,)},
     ("llama", "megatron"): LLAMA_CODE
     | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}

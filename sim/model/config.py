@@ -103,6 +103,8 @@ class ModelConfig:
     projection and loss (torchtune); the loss alone."""
     liger: tuple[str, ...] = ()
     """Kernels of Liger in the place of transformers' own: rope, rms_norm, swiglu, fused_linear_cross_entropy."""
+    mlp_tiles: int = 1
+    """transformers' Llama: the MLP runs in so many tiles of tokens, and again in backward (DeepSpeed's TiledMLP)."""
     head: Literal["language_model", "classification", "pretraining"] = "language_model"
     """What comes out: scores over the vocabulary for every token, over `classes` for every sequence, or the first with
     those of the order of two sentences (Megatron's BERT)."""

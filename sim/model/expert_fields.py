@@ -85,6 +85,8 @@ def _check_experts(experts: Experts, values: Fields) -> list[Fault]:
         fault("sinkhorn", "goes without auxiliary_loss, selection_bias and groups")
     if e.top_k == 1 and e.scores == "softmax" and not e.scores_first and not e.sinkhorn:
         fault("scores_first", "with top_k 1 softmax over the chosen expert alone is always 1: true is expected")
+    if e.dispatcher == "flex" and e.capacity_factor is not None:
+        fault("dispatcher", "flex is modelled without capacity_factor")
     if e.shared_gate and not e.shared_ffn_hidden:
         fault("shared_gate", "there is no shared expert: give shared_ffn_hidden")
     if e.top_k <= e.count and not 1 <= e.imbalance <= e.most_imbalance():

@@ -6,7 +6,7 @@ Letters: E experts, k experts per token, T tokens of a rank. Balanced, each expe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, comb
 from typing import Literal
 
 Groups = tuple[tuple[int, int], ...]
@@ -49,7 +49,7 @@ class Experts:
     """Dtype of the logits."""
     weights_dtype: Literal["fp32", "compute"] = "compute"
     """transformers: dtype in which experts' results are weighted (Mixtral: fp32)."""
-    dispatcher: Literal["alltoall", "allgather"] = "alltoall"
+    dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
     """megatron: copies of tokens go to their experts' ranks, or every rank gets all tokens."""
     permute_fusion: bool = True
     """megatron: tokens are sorted by one kernel each way, else by selections written out (always with allgather)."""
@@ -78,6 +78,13 @@ class Experts:
         """Copies of a rank's tokens that reach experts: T k, less what is dropped."""
         busiest, other = self.shares()
         return min(tokens * self.top_k, ceil(tokens * self.top_k / self.count * (busiest + (self.count - 1) * other)))
+
+    def sent_once(self, tokens: int, ranks: int) -> int:
+        """Rows that a rank sends where a token goes once to each rank that has some of its experts: balanced and at random,
+        a rank has none of them with the odds of drawing k from the other ranks' experts."""
+        elsewhere = self.count - self.count // ranks
+        reached = 1 - comb(elsewhere, self.top_k) / comb(self.count, self.top_k)
+        return ceil(tokens * ranks * reached)
 
     def groups_of_rank(self, tokens: int, ranks: int) -> Groups:
         """The experts of the rank that has the busiest; the experts are spread over `ranks`, each with T tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sim.model.calls import Shape, Tensor, call, call_tuple
@@ -226,6 +227,11 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel, w
     """Transformer Engine's causal attention, q [S, B, A, D] over k and v [S, B, K, D] of all context-parallel ranks: as q.
     All in plain order. `window`: keys that a query sees at most (0: all), on one rank alone."""
     return call("fused_attention", q, k, v, context.degree, context.kind, window)
+
+
+def tiled(function: Callable[[Tensor], Tensor], x: Tensor, tiles: int) -> Tensor:
+    """A function of tokens [B, S, H], run tile by tile along S, forward without a graph and again in backward."""
+    return function(x) if tiles == 1 else call("tiled", function, x, tiles)
 
 
 def exchange_parts(x: Tensor, ranks: int) -> Tensor:

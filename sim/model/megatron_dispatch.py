@@ -107,6 +107,20 @@ class AllGatherDispatcher(Dispatcher):
         return R.scatter_rows(out.to(weights.dtype), ranks, group).to(out.dtype)
 
 
+class FlexDispatcher(Dispatcher):
+    """MoEFlexTokenDispatcher with HybridEP: dispatch and sorting are one function, which waits for the tokens of every
+    expert."""
+
+    def through(self, x: Tensor, weights: Tensor, chosen: Tensor, layer: Layer) -> Tensor:
+        groups, ranks, tokens = self.groups(x.shape[0]), self.parallel.degree, x.shape[0]
+        counted = F.record_for_host()
+        unique = self.experts.sent_once(tokens, ranks)
+        received, permuted, places = R.flex_dispatch(x, weights, chosen, rows_of(groups), unique, ranks)
+        F.wait_on_host(counted)
+        out = layer(received, permuted, groups)
+        return R.flex_combine(out, places, tokens, ranks)
+
+
 def picked(x: Tensor, weights: Tensor, chosen: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of x [T, H] in the order of the experts that `chosen` [T, E] gives them, [rows, H], their weights [rows], and
     the tokens' numbers: selections written out."""
@@ -121,5 +135,8 @@ def picked(x: Tensor, weights: Tensor, chosen: Tensor, rows: int) -> tuple[Tenso
 
 def dispatcher_of(experts: Experts, parallel: ExpertParallel) -> Dispatcher:
     """The one that the configuration asks for."""
-    kind = AllGatherDispatcher if experts.dispatcher == "allgather" else AllToAllDispatcher
-    return kind(experts, parallel)
+    alone = experts.dispatcher == "flex" and parallel.degree == 1  # nothing is exchanged
+    return DISPATCHERS["alltoall" if alone else experts.dispatcher](experts, parallel)
+
+
+DISPATCHERS = {"alltoall": AllToAllDispatcher, "allgather": AllGatherDispatcher, "flex": FlexDispatcher}

@@ -93,6 +93,10 @@ class Module:
             if isinstance(value, Parameter):
                 yield name, value
 
+    def external_parameters(self) -> tuple[Parameter, ...]:
+        """Those of its parts that its own forward reads (DeepSpeed's term)."""
+        return ()
+
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Own parameters first, then the children's; a shared parameter appears once, where it is first."""
         seen: set[int] = set()

@@ -119,6 +119,20 @@ def add_expert_biases(
     return call("add_expert_biases", x, tuple(bias.tensor for bias in biases), weights, groups)
 
 
+def flex_dispatch(
+    x: Tensor, weights: Tensor, chosen: Tensor, rows: int, unique: int, ranks: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """HybridEP: x [T, H] to rows [rows, H] at the experts of this rank, their weights [rows], and the map of the `unique`
+    rows that come."""
+    out, permuted, places = call_tuple("flex_dispatch", x, weights, chosen, rows, unique, ranks)
+    return out, permuted, places
+
+
+def flex_combine(x: Tensor, places: Tensor, tokens: int, ranks: int) -> Tensor:
+    """HybridEP: rows [N, H] back to the ranks of their tokens, summed: [tokens, H]."""
+    return call("flex_combine", x, places, tokens, ranks)
+
+
 def clamp(x: Tensor) -> Tensor:
     """torch.clamp of x between numbers."""
     return call("clamp", x)

@@ -7,6 +7,7 @@ from typing import Any
 from sim.model import functional as F
 from sim.model.calls import Tensor, active
 from sim.model.language_model import LanguageModel, Linear
+from sim.model.module import Parameter
 
 
 def make_position_ids(length: int) -> Tensor:
@@ -80,6 +81,10 @@ class TransformersModel(LanguageModel):
         padded = padded_labels(targets)
         shifted = shifted_labels(padded)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), shifted.view(-1))
+
+    def external_parameters(self) -> tuple[Parameter, ...]:
+        fuses = "fused_linear_cross_entropy" in self.config.liger
+        return (self.lm_head.weight,) if fuses else ()
 
     def _fused_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """LigerForCausalLMLoss: logits never exist as a whole."""

@@ -141,9 +141,13 @@ class LlamaMLP(Module):
     def __init__(self, config: ModelConfig) -> None:
         h, f = config.hidden, config.ffn_hidden
         self.fused = "swiglu" in config.liger
+        self.tiles = config.mlp_tiles
         self.gate_proj, self.up_proj, self.down_proj = Linear(h, f), Linear(h, f), Linear(f, h)
 
     def forward(self, x: Tensor) -> Tensor:
+        return F.tiled(self._whole, x, self.tiles)
+
+    def _whole(self, x: Tensor) -> Tensor:
         if self.fused:
             return self.down_proj(F.liger_swiglu(self.gate_proj(x), self.up_proj(x)))
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -71,6 +71,7 @@ def candidates(setup: Setup) -> Iterator[Change]:
     if isinstance(setup.model, ModelConfig):
         kernels = sorted({*setup.model.liger, "fused_linear_cross_entropy"})
         yield Change("Liger's fused loss", {"model.liger": kernels})
+    yield Change("the MLP in 8 tiles of tokens", {"model.mlp_tiles": 8})
     if batch.micro_batch > 1:
         half = {"batch.micro_batch": batch.micro_batch // 2, "batch.accumulation": batch.accumulation * 2}
         yield Change("half the micro-batch, twice as many", half)

@@ -115,7 +115,7 @@ class AccumulateGrad:
             gradients.clear()
             del gradient
             self.leaf.after_accumulate(self.leaf)
-        if self.leaf.post_hook is not None:
+        if self.leaf.post_hook is not None and tape.gradients_are_whole:
             self.leaf.post_hook(self.leaf)
         if tape.main_gradients is not None and tape.main_gradients.holds(self.leaf):
             del gradient

@@ -8,8 +8,8 @@ has ended, and so does the incoming gradient, so that the first accumulation in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sim.program.program import PHASE_SHIFT, Owner, Phase
@@ -73,15 +73,22 @@ def detached(node: Node, saved: list[Any]) -> list[Tensor]:
 
 def rerun(tape: Tape, function: Callable[..., Any], inputs: list[Tensor], autocast_dtype: str | None) -> Tensor:
     """Run a region again, with gradients."""
+    with recomputing(tape):
+        tape.recorder.host("checkpoint_region")
+        with tape.autocast(autocast_dtype) if autocast_dtype else nullcontext():
+            return Tensor.of(function(*inputs))
+
+
+@contextmanager
+def recomputing(tape: Tape) -> Iterator[None]:
+    """What runs inside belongs to a recomputation, with gradients."""
     recorder = tape.recorder
     before = recorder.base, recorder.where, recorder.default_owner
     recorder.resume(recorder.base & ((1 << PHASE_SHIFT) - 1) | Phase.RECOMPUTE << PHASE_SHIFT)
     recorder.default_owner = int(Owner.RECOMPUTED)
-    recorder.host("checkpoint_region")
-    with tape.grad_mode(True), tape.autocast(autocast_dtype) if autocast_dtype else nullcontext():
-        output = Tensor.of(function(*inputs))
+    with tape.grad_mode(True):
+        yield
     recorder.base, recorder.where, recorder.default_owner = before
-    return output
 
 
 def backward_inside(tape: Tape, inputs: list[Tensor], output: Tensor, gradients: Gradients) -> Gradients:

@@ -96,6 +96,8 @@ class Tape:
         """Ranks that share sequences in torch's context_parallel, which takes scaled_dot_product_attention over."""
         self.splits: str | None = None
         """Which part of a split backward runs: "input" or "weight"."""
+        self.gradients_are_whole = True
+        """Else further tiles will add to those that arrive: hooks on accumulators wait."""
         self.weight_store: list[PutOff] | None = None
         """While the first part of Megatron's split backward runs: what its linear layers put off."""
 

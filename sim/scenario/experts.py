@@ -47,9 +47,10 @@ class ExpertsSection(Section):
     """Dtype of the router's logits. Default: fp32."""
     weights_dtype: Literal["fp32", "compute"] | None = None
     """transformers: dtype in which experts' results are weighted. Default: compute; fp32 for Mixtral."""
-    dispatcher: Literal["alltoall", "allgather"] | None = None
-    """megatron: send copies of tokens to the ranks of their experts, or give all tokens to every rank
-    (moe-token-dispatcher-type). Default: alltoall."""
+    dispatcher: Literal["alltoall", "allgather", "flex"] | None = None
+    """megatron: send copies of tokens to the ranks of their experts, or give all tokens to every rank,
+    or send a token once to each rank that has some of its experts, where rows are sorted by expert (flex with DeepEP's
+    HybridEP; its bandwidth as all-to-all's) (moe-token-dispatcher-type). Default: alltoall."""
     permute_fusion: bool | None = None
     """megatron: sort tokens by one kernel each way (moe-permute-fusion); allgather never does. Default: true."""
     grouped: bool | None = None
@@ -149,6 +150,9 @@ def check_experts(document: Document, parallel: Parallel, model: ModelConfig | C
     if experts.ffn_hidden % tensor:
         message = f"{tensor} ranks for each expert must divide model.experts.ffn_hidden ({experts.ffn_hidden})"
         document.problem(("parallel", "expert", "tensor"), message, show=False)
+    if experts.dispatcher == "flex" and tensor > 1:
+        path = ("parallel", "expert", "tensor")
+        document.problem(path, "model.experts.dispatcher: flex is modelled with one rank per expert", show=False)
     if experts.shared_ffn_hidden % tensor_degree:
         message = f"must divide model.experts.shared_ffn_hidden ({experts.shared_ffn_hidden})"
         document.problem(("parallel", "tensor", "degree"), message)

@@ -25,14 +25,8 @@ def check_liger(
         document.problem(PATH, "is modelled in eager mode only, not with compile", show=False)
     if "swiglu" in model.liger and model.experts is not None:
         document.problem(PATH, "swiglu of experts is a kernel of its own (LigerExperts), which is not modelled")
-    if parallel.context is not None:
-        document.problem(PATH, "is not modelled with parallel.context", show=False)
     if FUSED_LOSS not in model.liger:
         return
-    if parallel.zero is not None and parallel.zero.stage == 3:
-        document.problem(
-            PATH, f"{FUSED_LOSS} reads the head's weight, which ZeRO-3 gathers for the head's own call only"
-        )
     if precision.grad_scaler:
         document.problem(PATH, f"{FUSED_LOSS} is not modelled with precision.grad_scaler, which scales its gradients")
     if model.lora is not None and "head" in model.lora.targets:

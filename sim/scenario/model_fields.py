@@ -1,4 +1,4 @@
-"""Fields of the section `model` that only networks other than causal decoders have."""
+"""Fields of the section `model` that few networks have: encoders, and long sequences in tiles."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from typing import Literal
 
 from sim.scenario.kinds import Count
 from sim.scenario.section import Section
+
+
+class TiledFields(Section):
+    """What is computed tile by tile of long sequences."""
+
+    mlp_tiles: Count | None = None
+    """transformers' Llama: the MLP runs in so many tiles of tokens and once more in backward, tile by tile (DeepSpeed's
+    TiledMLP; ALST takes tokens of a rank / hidden, rounded up). Default: 1, all tokens at once."""
 
 
 class EncoderFields(Section):

@@ -63,6 +63,7 @@ from sim.scenario.setup import (
     Scenario,
     Setup,
 )
+from sim.scenario.tiling import check_tiles
 
 
 def resolve(document: Document, name: str, path: FilePath | None, overrides: tuple[str, ...] = ()) -> Scenario:
@@ -137,6 +138,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_checkpoint(document, checkpoint, model, precision.compute if precision else "bf16")
         if checkpoint.keep_micro_batches and sections.whole("parallel") and pipeline is None:
             document.problem(("checkpoint", "keep_micro_batches"), "without parallel.pipeline none is in flight")
+    if sections.whole("parallel", "optimizer"):
+        check_tiles(document, model, sections)
     check_mode(document, sections.get("mode") or "train", checkpoint, model)
     if optimizer := sections.get("optimizer"):
         check_optimizer(document, optimizer, batch, precision, parallel if sections.whole("parallel") else None)

@@ -39,7 +39,7 @@ from sim.scenario.kinds import (
 )
 from sim.scenario.lora import LoraSection
 from sim.scenario.megatron_section import DataSection, TensorSection
-from sim.scenario.model_fields import EncoderFields
+from sim.scenario.model_fields import EncoderFields, TiledFields
 from sim.scenario.offload import OffloadSection
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.section import Section
@@ -71,7 +71,7 @@ class ChainSection(Section):
     """The entry is part of what the layer saves, as in PyTorch; false (default): it comes on top."""
 
 
-class ModelSection(EncoderFields):
+class ModelSection(EncoderFields, TiledFields):
     """What is trained: exactly one of `preset`, `config` and `chain`; every other field overrides what that gives."""
 
     preset: str | None = None

@@ -83,7 +83,6 @@ def test_the_measure_against_a_large_loss_is_liger_s() -> None:
         ("[ropes]", "", "ropes is none of rope, rms_norm, swiglu, fused_linear_cross_entropy (or all)"),
         ("3", "", "a name or a list of names is expected"),
         ("all", "compile: {}\n", "eager mode only"),
-        ("all", "parallel: {zero: {degree: 1, stage: 3}}\n", "gathers for the head's own call only"),
         ("all, lora: {rank: 8, targets: [head]}", "", "would pass its adapter by"),
     ],
 )

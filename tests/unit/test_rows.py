@@ -159,7 +159,7 @@ def test_compiled_rows_with_offload_are_played_in_eager_mode() -> None:
         ({"cp": "Ulysses SP=8", "dp": "1"}, "context parallelism"),
         ({"fsdp_or_zero": "zero1 (distributed optimizer)", "source": "Megatron-LM"}, "ZeRO-1"),
         ({"fsdp_or_zero": "zero2", "source": "Megatron-LM"}, "ZeRO-2"),
-        ({"fsdp_or_zero": "zero2-style (text)", "source": "Megatron-LM"}, "ZeRO-2"),
+        ({"fsdp_or_zero": "zero2-style (text)", "source": "Megatron-LM"}, "distributed optimizer"),
         ({"model_name": "Nemotron V3 Nano"}, "no decoder"),
         ({"fsdp_or_zero": "none", "source": "Megatron-LM"}, "replicated data parallelism"),
         ({"precision": "float8 rowwise"}, "8-bit"),
@@ -199,6 +199,22 @@ def test_a_row_becomes_expressible_with_the_schema(monkeypatch: pytest.MonkeyPat
     assert section["pipeline"] == {"degree": 2, "schedule": "interleaved", "virtual": 3}
     assert section["tensor"] == {"degree": 2, "sequence_parallel": True}
     assert section["fsdp"] == {"degree": 2}
+
+
+@pytest.mark.parametrize(
+    ("source", "micro_batch", "accumulation"),
+    [("torchtitan benchmarks (Dec 2024)", 4, 8), ("torchtitan async TP (Jun 2025)", 1, 32), ("Megatron-LM", 1, 32)],
+)
+def test_torchtitan_of_2024_makes_as_many_micro_batches_as_pipeline_ranks(
+    source: str, micro_batch: int, accumulation: int
+) -> None:
+    stages = document(source=source, pp="8", dp="1", micro_batch="", global_batch="32", fsdp_or_zero="fsdp2")
+    assert stages["batch"] == {"micro_batch": micro_batch, "seq_len": 256, "accumulation": accumulation}
+
+
+def test_a_row_that_says_interleaved_is() -> None:
+    said = document(pp="2", dp="4", vpp="interleaved (number of stages/rank not given)", micro_batch="2")["parallel"]
+    assert said["pipeline"] == {"degree": 2, "schedule": "interleaved"}
 
 
 def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,26 +388,3 @@ def test_torchtune_recomputes_and_chunks_its_loss_by_recipe() -> None:
     model = document(source="torchtune README", recompute="", num_gpus="1", dp="1", fsdp_or_zero="none")
     assert model["checkpoint"] == {"every": 1}
     assert model["model"]["loss_chunks"] == 8
-
-
-GOLDEN = TITAN | {
-    "source": "Megatron-LM functional-test golden values", "model_name": "gpt:gpt3_mcore_te_tp1_pp4", "vocab": "",
-    "ffn_hidden": "", "attention": "", "fsdp_or_zero": "none", "platform": "dgx_h100",
-}  # fmt: skip
-
-
-def test_what_an_argument_list_leaves_open_is_as_megatron_has_it() -> None:
-    """Vocabulary of GPT-2's words, a gated MLP of 8/3 hidden in 64s, attention as Transformer Engine picks it, a tied head."""
-    model = document(GOLDEN, args_json='{"transformer-impl": "transformer_engine", "swiglu": true}')["model"]
-    assert (model["vocab"], model["ffn_hidden"], model["tied_embeddings"]) == (51200, 640, True)
-    assert model["attention"] == "sdpa" and "loss_fusion" not in model
-    given = '{"cross-entropy-loss-fusion": true, "untie-embeddings-and-output-weights": true}'
-    model = document(GOLDEN | {"mlp_type": "gelu"}, args_json=given)["model"]
-    assert (model["loss_fusion"], model["tied_embeddings"]) == ("native", False) and "attention" not in model
-    older = document(GOLDEN | {"mlp_type": "gelu", "platform": "dgxa100_dracooci"}, args_json=given)["model"]
-    assert "attention" not in older
-
-
-def test_recipes_of_nemo_and_its_successor_fuse_the_loss() -> None:
-    assert document(source="NeMo 24.09 performance")["model"]["loss_fusion"] == "native"
-    assert document(source="Megatron-Bridge performance summary")["model"]["loss_fusion"] == "te"

@@ -52,3 +52,18 @@ def test_nemotron_340b_has_a_stage_per_layer_where_its_row_prints_none() -> None
     assert document(**nemotron, vpp="")["parallel"]["pipeline"]["virtual"] == 12
     assert document(**nemotron, vpp="6")["parallel"]["pipeline"]["virtual"] == 6
     assert "virtual" not in document(**nemotron | {"model_name": "Nemotron4 15b"}, vpp="")["parallel"]["pipeline"]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "release", "flex"),
+    [
+        ("Qwen3_30B_a3B", "DGX-B200", "line 347 (26.04 NeMo Container)", True),
+        ("Qwen3_30B_a3B", "DGX-B200", "line 582 (25.11 NeMo Container)", False),
+        ("Qwen3_235B_a22B", "DGX-GB300", "line 73 (26.08 NeMo Container)", True),
+        ("Qwen3_235B_a22B", "DGX-H100", "line 357 (26.04 NeMo Container)", False),
+        ("Kimi_K2", "DGX-GB300", "line 385 (26.04 NeMo Container)", True),
+    ],
+)
+def test_hybrid_ep_carries_tokens_where_recipes_of_2026_say_so(model: str, gpu: str, release: str, flex: bool) -> None:
+    made = document(**OSS | {"model_name": model, "source_locator": release}, gpu=gpu, precision="BF16")
+    assert made["model"]["experts"].get("dispatcher") == ("flex" if flex else None)

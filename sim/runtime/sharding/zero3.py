@@ -1,7 +1,8 @@
 """DeepSpeed's ZeRO stage 3: parameters, gradients and optimizer states are split over the ranks, parameter by parameter.
 
-Every module gathers its own parameters (zero3_parameters.py). Gradients are copied into a bucket; a full one is
-reduce-scattered, and each rank keeps its part of every gradient in a buffer that stays.
+Every module gathers its own parameters (zero3_parameters.py), and those of its parts that its own forward reads.
+Gradients are copied into a bucket; a full one is reduce-scattered, and each rank keeps its part of every gradient in a
+buffer that stays.
 Source: DeepSpeed 0.19.8, runtime/zero/stage3.py and parameter_offload.py, read there; peaks of recorded runs are met.
 """
 
@@ -126,6 +127,8 @@ class ZeroParameters(Family):
                 if id(slot) not in by_slot:
                     by_slot[id(slot)] = Partitioned(tape, slot, self.dtype, self.zero, len(by_slot))
             own[id(module)] = [by_slot[id(slot)] for slot in slots]
+        for module in self.modules:
+            own[id(module)] += [by_slot[id(slot)] for slot in module.external_parameters()]
         self.parameters = list(by_slot.values())
         self.coordinator = Coordinator(tape, self.zero, self.dtype, own)
         elements = (sum(p.part for p in self.parameters),)
