@@ -25,6 +25,10 @@ LONGEST_SAMPLE = r"longest sample \((\d+) tokens\)"
 DP_IN_DOUBT = r"DP column printed \d+ does not always equal"
 """Notes that say so: the other degrees count."""
 
+TWO_RUNS = r'raw tok="\d+ \(\d+\)"'
+"""Two runs in one row of Megatron-Bridge's summary, which differ in "quantization granularities", as its note says: 8 bit
+with one scale per tensor, and in parentheses MXFP8, as later releases label them. The first counts."""
+
 NEEDED = ("layers", "hidden", "heads", "seq_len", "gpu", "num_gpus", "micro_batch", "global_batch")
 """Columns without which a table describes no training runs."""
 
@@ -86,6 +90,10 @@ def facts_of(row: Mapping[str, str]) -> Facts:
     longest = re.search(LONGEST_SAMPLE, text.get("notes", ""))
     if longest is not None and not text.get("seq_len"):
         text |= {"seq_len": longest[1], "step_time_s": "", "tokens_per_s_per_gpu": "", "tflops_per_gpu": ""}
+
+    if re.search(TWO_RUNS, text.get("notes", "")):
+        text = {name: re.sub(r"^(\d+) \(\d+\)$", r"\1", value) for name, value in text.items()}
+        text["precision"] = text.get("precision") or "FP8-CS (FP8-MX)"
 
     def count(name: str) -> int | None:
         return whole(text.get(name, ""))

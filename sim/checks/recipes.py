@@ -49,6 +49,11 @@ RECIPES = (
     Recipe(source="megatron-bridge", model="deepseek|kimi", release=OF_2026, flex=True),
     # NeMo 2's pretrain_nemotron4_340b and every release of dgxc-benchmarking that prints it
     Recipe(source="dgxc|nemo", model="nemotron-?4? ?-?340b", virtual=12),
+    # NeMo's performance summary, whose table of 24.07 prints them for the same models over as many stages
+    Recipe(source="nemo", model="llama2-13b|nemotron-22b", virtual=10),
+    Recipe(source="nemo", model="llama2-70b", virtual=20),
+    Recipe(source="nemo", model="llama3-70b", virtual=5),
+    Recipe(source="nemo", model="gpt3-175b", virtual=6),
 )
 NONE = Recipe(source="", model="")
 

@@ -93,7 +93,9 @@ def _experts(model: ModelConfig) -> Iterator[str]:
     yield f"--num-experts {experts.count} --moe-router-topk {experts.top_k} --moe-ffn-hidden-size {experts.ffn_hidden}"
     yield f"--moe-grouped-gemm --moe-token-dispatcher-type {experts.dispatcher} --moe-router-score-function {experts.scores}"
     yield f"--moe-router-load-balancing-type {'aux_loss' if experts.auxiliary_loss else 'none'}"
-    if experts.dense_layers:
+    if experts.every > 1:
+        yield f"--moe-layer-freq '([0]*{experts.every - 1}+[1])*{model.layers // experts.every}'"
+    elif experts.dense_layers:
         yield f"--moe-layer-freq '([0]*{experts.dense_layers}+[1]*{model.layers - experts.dense_layers})'"
     if experts.shared_ffn_hidden:
         yield f"--moe-shared-expert-intermediate-size {experts.shared_ffn_hidden}"

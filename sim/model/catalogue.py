@@ -188,7 +188,7 @@ def check_choices(values: Fields, family: Family, code: Implementation) -> list[
 
 def overridable_fields() -> tuple[str, ...]:
     """Fields of ModelConfig that a scenario may set one by one."""
-    fixed = ("name", "family", "implementation", "lora", "fp8")  # the last two hang on the whole set-up
+    fixed = ("name", "family", "implementation", "lora", "fp8", "first_layer")  # the last two hang on the whole set-up
     return tuple(field.name for field in fields(ModelConfig) if field.name not in fixed)
 
 

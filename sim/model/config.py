@@ -131,10 +131,18 @@ class ModelConfig:
     fp8: Fp8 | None = None
     """Megatron with Transformer Engine: which products are in 8 bit. None: all in the compute dtype."""
 
+    first_layer: int = 0
+    """Of a stage of a pipeline: the number of its first layer in the whole model."""
+
     def window_of(self, layer: int) -> int:
         """The window of layer number `layer`; 0: it sees all keys."""
         every = self.full_attention_every
-        return 0 if every and (layer + 1) % every == 0 else self.window
+        return 0 if every and (self.first_layer + layer + 1) % every == 0 else self.window
+
+    def has_experts(self, layer: int) -> bool:
+        """Are there experts in the place of the MLP of layer number `layer`?"""
+        number, experts = self.first_layer + layer, self.experts
+        return experts is not None and number >= experts.dense_layers and (number + 1) % experts.every == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

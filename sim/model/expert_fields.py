@@ -31,7 +31,7 @@ def merged(shapes: Fields, overrides: Fields) -> Fields:
 MEGATRONS: dict[str, Any] = {
     "scores": "softmax", "scaling": None, "groups": 1, "selection_bias": False, "auxiliary_loss": False,
     "capacity_factor": None, "permute_fusion": True, "router_dtype": "fp32", "dispatcher": "alltoall", "grouped": True,
-    "sinkhorn": False, "bias": False, "clamped": False,
+    "sinkhorn": False, "bias": False, "clamped": False, "every": 1,
 }  # fmt: skip
 """What only Megatron's experts have; transformers' are those of Mixtral, Qwen2-MoE and Qwen3-MoE."""
 
@@ -75,6 +75,8 @@ def _check_experts(experts: Experts, values: Fields) -> list[Fault]:
         fault("top_k", f"must be at most the number of experts ({e.count})")
     if e.dense_layers > values["layers"]:
         fault("dense_layers", f"must be at most the number of layers ({values['layers']})")
+    if e.every > values["layers"]:
+        fault("every", f"no layer would have experts: at most the number of layers ({values['layers']})")
     if e.count % e.groups:
         fault("groups", f"must divide the number of experts ({e.count})")
     elif e.groups > 1 and (e.groups_top > e.groups or e.top_k % e.groups_top):

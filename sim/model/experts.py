@@ -29,6 +29,8 @@ class Experts:
     """A learned gate scales the shared expert's result (Qwen2-MoE)."""
     dense_layers: int = 0
     """The first so many layers have a plain MLP (DeepSeek)."""
+    every: int = 1
+    """Of every so many layers the last has experts, the others a plain MLP (Llama 4)."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     """What makes scores of logits."""
     scores_first: bool = False

@@ -35,7 +35,8 @@ def active_parameter_count(config: ModelConfig) -> int:
         return count
     matrices = 3 if config.activation == "silu" else 2
     expert = matrices * config.hidden * experts.ffn_hidden
-    return count - (config.layers - experts.dense_layers) * (experts.count - experts.top_k) * expert
+    layers = sum(config.has_experts(layer) for layer in range(config.layers))
+    return count - layers * (experts.count - experts.top_k) * expert
 
 
 def model_flops_per_token(config: ModelConfig, seq_len: int) -> int:

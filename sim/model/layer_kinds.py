@@ -17,6 +17,8 @@ def needs_megatron(values: dict[str, Any]) -> bool:
 def megatrons_needs(values: dict[str, Any]) -> list[str]:
     """What is imitated in Megatron's code alone, as a message says it."""
     window = ["a window"] if values.get("window") else []
+    if values.get("latent") is None and (values.get("experts") or {}).get("scores") == "sigmoid":
+        window.append("experts chosen by sigmoids")
     return window + [name for name in MEGATRONS_ACTIVATIONS if name == values.get("activation")]
 
 

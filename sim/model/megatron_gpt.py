@@ -70,7 +70,7 @@ def make_layer(
     moe = None
     if config.latent is not None:
         attention = LatentSelfAttention(config, config.latent, parallel, context)
-    if config.experts is not None and number >= config.experts.dense_layers:
+    if config.experts is not None and config.has_experts(number):
         moe = MoeLayer(config, config.experts, parallel, expert_parallel)
     return TransformerLayer(config, parallel, attention, moe)
 

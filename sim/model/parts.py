@@ -66,7 +66,7 @@ def parts_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     experts, absent = config.experts, set[str]()
     if experts is None:
         absent = set(MEGATRON_EXPERTS)
-    elif not experts.dense_layers:
+    elif not experts.dense_layers and experts.every == 1:
         absent = {"mlp"}
     if experts is not None and not experts.shared_ffn_hidden:
         absent.add("shared_experts")

@@ -158,7 +158,7 @@ class LlamaDecoderLayer(Module):
 
     def __init__(self, config: ModelConfig, number: int = 0, ranks: int = 1) -> None:
         experts = config.experts
-        has_experts = experts is not None and number >= experts.dense_layers
+        has_experts = experts is not None and config.has_experts(number)
         self.self_attn = LlamaAttention(config, ranks)
         self.mlp: Module = SparseMoeBlock(config, experts) if has_experts and experts else LlamaMLP(config)
         self.input_layernorm = make_norm(config, config.hidden)

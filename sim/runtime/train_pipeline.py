@@ -171,15 +171,12 @@ def build_stages(setup: Setup, rank: int) -> tuple[list[int], list[LanguageModel
 
 
 def stage_config(config: ModelConfig, first_layer: int, layers: int) -> ModelConfig:
-    """`layers` of the model from `first_layer` on; plain layers come before those with experts, 16-bit ones at either end of
-    8-bit ones."""
-    experts, fp8 = config.experts, config.fp8
-    if experts is not None:
-        experts = replace(experts, dense_layers=max(0, experts.dense_layers - first_layer))
+    """`layers` of the model from `first_layer` on; of 8-bit ones those at either end of the model are in 16 bit."""
+    fp8 = config.fp8
     if fp8 is not None:
         last = first_layer + layers - (config.layers - fp8.last)
         fp8 = replace(fp8, first=max(0, fp8.first - first_layer), last=max(0, last))
-    return replace(config, layers=layers, experts=experts, fp8=fp8)
+    return replace(config, layers=layers, first_layer=first_layer, fp8=fp8)
 
 
 def embedding_of(model: LanguageModel) -> Parameter | None:

@@ -200,6 +200,8 @@ def check_megatron_parallel(
         return
     if code == "torchtitan":
         _check_titan_tensor(document, parallel, model)
+    if tensor.asynchronous and code != "torchtitan":
+        document.problem(("parallel", "tensor", "asynchronous"), f"is torchtitan's: {code} has its own overlap")
     if tensor.sequence_parallel and model.family == "bert":
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
@@ -260,8 +262,9 @@ def check_under_pipeline(
             document.problem(("optimizer", name), only, show=False)
     if mode != "train":
         document.problem(("mode",), only)
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
-        document.problem(("model", "loss_chunks"), only)
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
+        message = f"a backward per chunk {only}: use projection (or logits)"
+        document.problem(("model", "loss_chunking"), message)
 
 
 def check_grad_scaler(

@@ -26,6 +26,8 @@ class ExpertsSection(Section):
     """A learned gate scales the shared expert's result (Qwen2-MoE). Default: false."""
     dense_layers: CountOrZero | None = None
     """The first so many layers have a plain MLP. Default: 0."""
+    every: Count | None = None
+    """megatron: of every so many layers the last has experts, the others a plain MLP (Llama 4: 2). Default: 1, all have."""
     scores: Literal["softmax", "sigmoid"] | None = None
     """What makes scores of the router's logits. Default: softmax."""
     scores_first: bool | None = None

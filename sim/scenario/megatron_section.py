@@ -18,6 +18,10 @@ class TensorSection(Section):
     async_all_reduce: bool = True
     """Without sequence parallelism: in backward the gradient of a column-parallel layer's input is summed beside the product
     for its weight. false: after it, as Megatron until autumn 2021 and Megatron-DeepSpeed. Default: true."""
+    asynchronous: bool = False
+    """torchtitan, compiled: asynchronous tensor parallelism (enable_async_tensor_parallel). Tokens are gathered piece by
+    piece, each multiplied while the next is on its way, and products that are summed are sent piece by piece (Inductor's
+    micro-pipelines over symmetric memory). Default: false."""
 
 
 class DataSection(Section):

@@ -233,6 +233,7 @@ class Ddp:
     gradient_as_bucket_view: bool = False
     gradient_sync: Literal["every", "last"] = "every"
     broadcast_buffers: bool = True
+    static_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ def test_every_profile_is_listed_with_its_rate_and_labels() -> None:
     rows = profile_rows()
     assert [row.name for row in rows] == profile_names()
     for row in rows:
-        assert 0.3 < row.gemm_efficiency < 1
+        assert 0.3 < row.gemm_efficiency < 1.1  # clocks of GeForce cards rise above the nominal boost
         assert 0 < row.gemm_sigma < 0.5
         assert (row.gemm_flops_per_s is None) == (row.gpus == ())
         assert {"flash2", "efficient", "triton", "math"} <= set(row.attention)

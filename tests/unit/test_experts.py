@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sim.api import simulate_setup
 from sim.hardware import Span
+from sim.model.build import build_model
 from sim.model.catalogue import build_model as config_of
 from sim.model.catalogue import preset_shapes
 from sim.model.experts import Experts, rows_of
@@ -19,6 +20,7 @@ from sim.model.flops import active_parameter_count, model_flops_per_token, param
 from sim.program.kernels import Attention, Collective, Gemm
 from sim.program.program import Owner, Program, Row
 from sim.runtime.record import record
+from sim.runtime.train_pipeline import stage_config
 from sim.scenario import load_text
 from sim.scenario.setup import Setup
 from tests.unit.scenario_texts import problems
@@ -68,6 +70,8 @@ def met(program: Program) -> Counter[Collective]:
         ("deepseek-v2", 235.7, 21.4),
         ("deepseek-v2-lite", 15.7, 2.7),
         ("deepseek-v3", 671.0, 37.6),
+        ("llama-4-scout", 107.8, 17.2),
+        ("llama-4-maverick", 400.7, 17.2),
         ("gpt-oss-20b", 20.9, 4.2),
         ("gpt-oss-120b", 116.8, 5.7),
     ],
@@ -83,6 +87,30 @@ def test_every_second_layer_of_gpt_oss_sees_its_window_alone() -> None:
     setup = setup_of("{data: {degree: 16}}", experts="count: 4", preset="gpt-oss-20b, layers: 4")
     work = [kernel.work for kernel in program_of(setup).kernels if isinstance(kernel.work, Attention)]
     assert Counter((w.window, w.backward) for w in work) == {(n, b): 1 for n in (0, 128) for b in (False, True)}
+
+
+@pytest.mark.parametrize(("first", "layers", "expected"), [(0, 6, [1, 3, 5]), (3, 3, [0, 2]), (4, 2, [1])])
+def test_of_every_two_layers_the_second_has_experts_in_stages_too(first: int, layers: int, expected: list[int]) -> None:
+    config = config_of(
+        "mixtral-tiny", {**preset_shapes("mixtral-tiny"), "layers": 6}, "megatron", {"experts": {"every": 2}}
+    )
+    stage = stage_config(config, first, layers)
+    assert [layer for layer in range(layers) if stage.has_experts(layer)] == expected
+    model = vars(build_model(stage))["layers"]
+    assert [number for number, layer in enumerate(model) if vars(layer)["moe"] is not None] == expected
+
+
+def test_windows_alternate_over_stages() -> None:
+    config = config_of("gpt-oss-20b", {**preset_shapes("gpt-oss-20b"), "layers": 6})
+    assert [stage_config(config, 3, 3).window_of(layer) for layer in range(3)] == [0, 128, 0]
+
+
+def test_every_is_megatrons_and_no_more_than_the_layers() -> None:
+    shapes = {**preset_shapes("mixtral-tiny"), "layers": 4}
+    with pytest.raises(ModelError, match=r"no layer would have experts"):
+        config_of("mixtral-tiny", shapes, "megatron", {"experts": {"every": 5}})
+    with pytest.raises(ModelError, match=r"is Megatron's"):
+        config_of("mixtral-tiny", shapes, "transformers", {"experts": {"every": 2}})
 
 
 def test_mfu_counts_no_more_keys_than_the_window_has() -> None:

@@ -103,3 +103,14 @@ def test_squared_relu_is_nemotrons() -> None:
 def test_newer_cards_are_known(label: str, name: str, per_node: int) -> None:
     cluster = document(**NEMO | {"gpu": label, "precision": "bf16"})["cluster"]
     assert (cluster["gpu"], cluster["gpus_per_node"]) == (name, per_node)
+
+
+def test_of_two_runs_in_a_row_the_first_counts() -> None:
+    """Megatron-Bridge's summary of 25.09 prints no precision, but a second run, of other granularity, in parentheses."""
+    two = BRIDGE | {"precision": "", "num_gpus": "64", "tp": "1 (2)", "pp": "1 (4)", "vpp": "1 (5)", "dp": ""}
+    two |= {"notes": 'EP=1; raw tok="3986 (3546)"', "fsdp_or_zero": "megatron-fsdp (64 (0))", "global_batch": "128"}
+    made = document(**two)
+    assert made["precision"]["fp8"] == "tensorwise"
+    assert made["parallel"]["fsdp"]["degree"] == 64 and "pipeline" not in made["parallel"]
+    with pytest.raises(NotExpressible, match="precision is not printed"):
+        document(**two | {"notes": 'EP=1; raw tok="3986"', "tp": "1", "pp": "1", "vpp": ""})
