@@ -27,3 +27,8 @@ def states_on_host(facts: Facts) -> dict[str, str | bool] | None:
     if facts.says("fsdp_or_zero", "^fsdp-?2") and facts.says("offload", "param"):
         return {"cpu_offload": True}
     return None
+
+
+def streams_states(facts: Facts) -> bool:
+    """LLMQ's switches: states that the GPU steps with while they stream from main memory and back, once a step."""
+    return software_of(facts).name == "LLMQ" and facts.says("offload", "offload-")

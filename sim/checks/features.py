@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from sim.checks.data_parallel import has_families, states_on_host
+from sim.checks.data_parallel import has_families, states_on_host, streams_states
 from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
     expert_parallel,
@@ -299,7 +299,14 @@ FEATURES = (
             has_offload(f)
             and (f.says("offload", STATES) or not f.says("offload", "activation"))
             and states_on_host(f) is None
+            and not streams_states(f)
         ),
+    ),
+    Feature(
+        name="states streamed through the GPU",
+        path="offload.streamed_states",
+        needed=lambda f: has_offload(f) and streams_states(f),
+        without="what main memory holds and the GPU streams through once a step is not simulated",
     ),
     Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
     Feature(
@@ -317,8 +324,8 @@ FEATURES = (
     Feature(
         name="asynchronous tensor parallelism",
         path="parallel.tensor.asynchronous",
-        needed=lambda f: f.tp > 1 and f.says("notes", r"async ?tp"),
-        without="asynchronous tensor parallelism is played with collectives that block",
+        needed=lambda f: f.tp > 1 and compiled(f) and f.says("notes", r"async ?tp"),
+        value=lambda f: True,
     ),
     Feature(
         name="recomputation by a memory budget or of other parts",

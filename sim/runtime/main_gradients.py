@@ -3,7 +3,9 @@
 `.grad` is added to the main gradient as soon as it is there, and dropped. Buckets of the buffer are reduced whole
 (all-reduce), or each to the shard of one rank (reduce-scatter, distributed optimizer): beside backward as they become
 complete in the last micro-batch, or after it. Sequence-parallel ranks then sum what each has for its own tokens.
-Source: megatron-core 0.16.1, distributed/param_and_grad_buffer.py and finalize_model_grads.py, read there; no recording.
+DeepSpeed's BF16_Optimizer keeps `.grad` until the next backward, adds fp32 copies after each and reduces whole.
+Source: megatron-core 0.16.1, distributed/param_and_grad_buffer.py and finalize_model_grads.py, and DeepSpeed 0.8,
+runtime/bf16_optimizer.py and runtime/pipe/engine.py, read there; no recording.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ class MainGradients:
         self.dtype = dtype
         self.partial = partial
         self.tensor_ranks = tensor_ranks
+        self.parameters = [parameter for replicas in kinds for parameter in replicas.parameters]
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self.buffers: list[Tensor] = []
@@ -101,6 +104,18 @@ class MainGradients:
     def begin(self, last: bool) -> None:
         """A backward comes; gradients are reduced in the last."""
         self.reduces_now = last and self.data.overlap and any(b.replicas.degree > 1 for b in self.buckets)
+        if self.data.keep_gradients:
+            for parameter in self.parameters:
+                parameter.grad = None
+            self.tape.final_callbacks.append(self._add_kept)
+
+    def _add_kept(self) -> None:
+        """BF16_Optimizer.update_hp_grads."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                wide = self.tape.cast_copy(parameter.grad, self.dtype)
+                self.tape.recorder.memory_bound("aten::add_", "elementwise", 3 * wide.bytes)
+                del wide
 
     def holds(self, leaf: Tensor) -> bool:
         """Is it a parameter with a main gradient?"""
@@ -108,11 +123,11 @@ class MainGradients:
 
     def takes(self, weight: Tensor) -> bool:
         """Does the product for this weight's gradient add to the main gradient itself?"""
-        return self.data.gradient_accumulation_fusion and self.holds(weight)
+        return self.data.gradient_accumulation_fusion and not self.data.keep_gradients and self.holds(weight)
 
     def accumulate(self, leaf: Tensor) -> None:
         """The leaf's gradient of this micro-batch is complete."""
-        if leaf.grad is not None:
+        if leaf.grad is not None and not self.data.keep_gradients:
             moved = leaf.grad.bytes + 2 * leaf.elements * ITEM_BYTES[self.dtype]
             self.tape.recorder.memory_bound("aten::add_", "elementwise", moved)
             leaf.grad = None
@@ -145,7 +160,8 @@ class MainGradients:
         recorder, size_bytes = self.tape.recorder, bucket.elements * ITEM_BYTES[self.dtype]
         recorder.memory_bound("aten::mul_", "elementwise", 2 * size_bytes)
         recorder.stream_waits_stream(DATA, COMPUTE)
-        kind: CollectiveKind = "reduce_scatter" if self.data.distributed_optimizer else "all_reduce"
+        scatters = self.data.distributed_optimizer and not self.data.keep_gradients
+        kind: CollectiveKind = "reduce_scatter" if scatters else "all_reduce"
         replicas = bucket.replicas
         recorder.collective(Collective(kind, size_bytes, replicas.group, replicas.degree, self.dtype), DATA)
         self._last_reduction = recorder.record(DATA)

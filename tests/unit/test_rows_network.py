@@ -12,7 +12,7 @@ from sim.checks.rows import plan_of
 from sim.model.config import ModelConfig
 from sim.scenario import load_text
 from tests.unit.published_rows import TITAN, row
-from tests.unit.test_rows import document, reason
+from tests.unit.test_rows import assumed, document, reason
 
 GOLDEN = TITAN | {
     "source": "Megatron-LM functional-test golden values", "model_name": "gpt:gpt3_mcore_te_tp1_pp4", "vocab": "",
@@ -67,3 +67,10 @@ def test_heads_that_are_not_printed_are_near_128_wide_and_go_evenly_over_the_ran
     assert document(**facts, **shape | {"hidden": "4096"})["model"]["heads"] == 32
     assert "heads is not printed" in reason(**facts, **shape | {"hidden": "13"})
     assert "is no plain number" in reason(**facts | {"heads": "some"}, **shape)
+
+
+def test_what_llmq_streams_from_main_memory_is_left_out_and_said() -> None:
+    facts = {"source": "LLMQ benchmarks", "fsdp_or_zero": "none", "dp": "1", "num_gpus": "1", "global_batch": "2"}
+    assert "main memory" in assumed(**facts, offload="offload-opt-m+offload-master")
+    assert "main memory" not in assumed(**facts, offload="none")
+    assert "offload of states" in reason(offload="optimizer", source="Megatron-LM")
