@@ -142,11 +142,11 @@ class MegatronGpt(LanguageModel):
         if self.mtp is not None:
             predicted: Any = self.mtp(x, targets, *rope)
             for further in predicted:
-                x = R.with_auxiliary_loss(x, self._losses(further, targets))
+                x = R.with_auxiliary_loss(x, self._token_losses(further, targets))
             del predicted, further
-        return self._losses(x, targets)
+        return self._token_losses(x, targets)
 
-    def _losses(self, x: Tensor, targets: Tensor) -> Tensor:
+    def _token_losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """Loss per token, [B, S], of hidden states [S, B, H]."""
         assert self.output_layer is not None
         logits = self.output_layer(x)
