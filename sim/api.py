@@ -374,7 +374,7 @@ def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[Memo
     """
     cost = cost_model(setup)
     calls = [[_host_call(cost, event, action) for event, action, _ in memory.driver_calls] for memory in memories]
-    lowered = lower(programs, cost, setup.mesh, calls, setup.cluster.drives)
+    lowered = lower(programs, cost, setup.mesh, calls, setup.cluster.drives, setup.host.launch_blocking)
     try:
         played = play(lowered.world)
     except DeadlockError as error:

@@ -338,6 +338,18 @@ def test_a_row_of_vtrain_is_read_by_its_own_columns() -> None:
     assert plan.document["precision"]["reduce"] == "fp16"
 
 
+@pytest.mark.parametrize(("precision", "keeps"), [("bf16 (BF16_Optimizer)", True), ("fp16", None)])
+def test_blooms_runs_wait_for_launches_and_keep_gradients_in_bf16(precision: str, keeps: bool | None) -> None:
+    bloom = {
+        "source": "BigScience BLOOM 176B prequel (Megatron-DeepSpeed)",
+        "mlp_type": "gelu",
+        "fsdp_or_zero": "zero1",
+    }
+    found = document(**bloom, precision=precision)
+    assert found["host"] == {"framework": "megatron-deepspeed", "launch_blocking": True}
+    assert found["parallel"]["data"].get("keep_gradients") is keeps
+
+
 def test_vtrains_ranks_share_a_vocabulary_without_padding() -> None:
     changes = {"source": "vTrain", "mlp_type": "gelu", "vocab": "50257", "tp": "4", "num_gpus": "4", "dp": "1"}
     assert document(**changes, fsdp_or_zero="none")["model"]["vocab"] == 4 * 12564
