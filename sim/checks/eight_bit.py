@@ -43,3 +43,8 @@ def fp8_recipe(facts: Facts) -> str | None:
 
 def stores_fp8(facts: Facts) -> bool:
     return software_of(facts).stores_fp8 and fp8_recipe(facts) in ("delayed", "tensorwise")
+
+
+def compile_section(facts: Facts) -> dict[str, bool]:
+    """What is compiled beside the blocks: the loss, where the software does so."""
+    return {"loss": True} if software_of(facts).compiled_loss and facts.pp * facts.tp == 1 else {}

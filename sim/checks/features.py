@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from sim.checks.data_parallel import has_families, states_on_host, streams_states
-from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
+from sim.checks.eight_bit import EIGHT_BIT, compile_section, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
     expert_parallel,
     expert_ranks,
@@ -258,6 +258,12 @@ FEATURES = (
         value=lambda f: True,
     ),
     Feature(
+        name="several instances of the distributed optimizer",
+        path="parallel.data.optimizer_instances",
+        needed=lambda f: int(arguments(f).get("num-distributed-optimizer-instances", 1)) > 1,
+        value=lambda f: int(arguments(f)["num-distributed-optimizer-instances"]),
+    ),
+    Feature(
         name="products that do not add to main gradients",
         path="parallel.data.gradient_accumulation_fusion",
         needed=lambda f: bool(arguments(f).get("no-gradient-accumulation-fusion")) and _shared(f, REPLICATED),
@@ -301,7 +307,7 @@ FEATURES = (
         needed=lambda f: has_offload(f) and streams_states(f),
         without="what main memory holds and the GPU streams through once a step is not simulated",
     ),
-    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: compile_section(f)),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -329,10 +335,6 @@ FEATURES = (
         ),
     ),
 )
-
-
-def _compile(facts: Facts) -> dict[str, bool]:
-    return {"loss": True} if software_of(facts).compiled_loss and facts.pp * facts.tp == 1 else {}
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

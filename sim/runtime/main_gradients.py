@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import lcm
 
-from sim.program.kernels import ITEM_BYTES, Collective, CollectiveKind
+from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import COMPUTE, DATA, Owner
 from sim.runtime.recorder import Operators
 from sim.runtime.scratch import round_up
@@ -28,21 +28,29 @@ _REDUCE = Operators.number("megatron::reduce_gradients")
 @dataclass(frozen=True, slots=True)
 class Replicas:
     """Parameters in the model's order, of which `degree` ranks along a mesh dimension hold copies: dp, or edp of experts
-    that are spread over ranks. All are stored in one dtype."""
+    that are spread over ranks. All are stored in one dtype. `shards`: ranks over which a distributed optimizer splits
+    them, those of one of its instances."""
 
     parameters: list[Tensor]
     degree: int
     group: str = "dp"
+    shards: int = 1
 
     @property
     def dtype(self) -> str:
         return self.parameters[0].dtype
 
 
-def replicas_of(parameters: list[Tensor], degree: int, group: str = "dp") -> list[Replicas]:
+def replicas_of(parameters: list[Tensor], degree: int, data: DataParallel, group: str = "dp") -> list[Replicas]:
     """By dtype: parameters that are stored in 8 bit have buffers of their own."""
+    shards = degree // data.optimizer_instances if data.distributed_optimizer else 1
     dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
-    return [Replicas([p for p in parameters if p.dtype == dtype], degree, group) for dtype in dtypes]
+    return [Replicas([p for p in parameters if p.dtype == dtype], degree, group, shards) for dtype in dtypes]
+
+
+def shard_group(group: str, instances: int) -> str:
+    """The ranks of one instance of the optimizer, neighbours in the group of replicas."""
+    return group if instances == 1 else f"{group}:shard"
 
 
 @dataclass(slots=True)
@@ -93,7 +101,7 @@ class MainGradients:
             self._bucket_of[id(parameter.storage)] = bucket
             if number == len(parameters) - 1 or (limit is not None and elements - start >= limit):
                 if data.distributed_optimizer:
-                    elements = round_up(elements, lcm(replicas.degree, BUCKET_ALIGNMENT))
+                    elements = round_up(elements, lcm(replicas.shards, BUCKET_ALIGNMENT))
                 bucket.elements, bucket.parameters, bucket.missing = elements - start, members, members
                 start, members = elements, 0
 
@@ -145,9 +153,15 @@ class MainGradients:
         recorder, size_bytes = self.tape.recorder, bucket.elements * ITEM_BYTES[self.dtype]
         recorder.memory_bound("aten::mul_", "elementwise", 2 * size_bytes)
         recorder.stream_waits_stream(DATA, COMPUTE)
-        kind: CollectiveKind = "reduce_scatter" if self.data.distributed_optimizer else "all_reduce"
-        replicas = bucket.replicas
-        recorder.collective(Collective(kind, size_bytes, replicas.group, replicas.degree, self.dtype), DATA)
+        replicas, instances = bucket.replicas, self.data.optimizer_instances
+        if not self.data.distributed_optimizer:
+            recorder.collective(Collective("all_reduce", size_bytes, replicas.group, replicas.degree, self.dtype), DATA)
+        elif replicas.shards > 1:
+            group, shards = shard_group(replicas.group, instances), replicas.shards
+            recorder.collective(Collective("reduce_scatter", size_bytes, group, shards, self.dtype), DATA)
+        if instances > 1:
+            shard_bytes, across = size_bytes // replicas.shards, f"{replicas.group}:across"
+            recorder.collective(Collective("all_reduce", shard_bytes, across, instances, self.dtype), DATA)
         self._last_reduction = recorder.record(DATA)
 
     def _sum_partial(self) -> None:
