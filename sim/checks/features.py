@@ -323,8 +323,8 @@ FEATURES = (
     Feature(
         name="asynchronous tensor parallelism",
         path="parallel.tensor.asynchronous",
-        needed=lambda f: f.tp > 1 and f.says("notes", r"async ?tp"),
-        without="asynchronous tensor parallelism is played with collectives that block",
+        needed=lambda f: f.tp > 1 and compiled(f) and f.says("notes", r"async ?tp"),
+        value=lambda f: True,
     ),
     Feature(
         name="recomputation by a memory budget or of other parts",

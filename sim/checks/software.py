@@ -46,6 +46,8 @@ class Software:
     """Recomputation ends at the last tensor that is needed: torch 2.1 and later."""
     pads_vocabulary: bool = True
     """Where it imitates Megatron: to a multiple of 128 rows per tensor-parallel rank."""
+    bf16_optimizer: bool = False
+    """In bf16 DeepSpeed's BF16_Optimizer runs, which keeps gradients of both sizes."""
     swiglu_fusion: bool | None = None
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
     megatron: MegatronAge = "core"
@@ -206,7 +208,13 @@ KNOWN = (
         reduce="bf16",
         sharding="fsdp2",
     ),
-    replace(MEGATRON_DEEPSPEED, name="BigScience's Megatron-DeepSpeed", pattern="bigscience", megatron="2021"),
+    replace(
+        MEGATRON_DEEPSPEED,
+        name="BigScience's Megatron-DeepSpeed",
+        pattern="bigscience",
+        megatron="2021",
+        bf16_optimizer=True,  # train/tr11-176B-ml/tr11-176B-ml.slurm: bf16 with ZeRO stage 0
+    ),
     replace(  # VIA-Research/vTrain, src/config.py, src/model and src/predictor.py
         MEGATRON_DEEPSPEED,
         name="vTrain's model of Megatron-DeepSpeed",

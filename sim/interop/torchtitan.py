@@ -57,21 +57,18 @@ def _degree(draft: Draft, name: str) -> int:
 
 
 def _put_parallel(draft: Draft, gpus: int) -> tuple[int, int]:
-    """The section `parallel`; ranks with different data, and pipeline ranks. Context-parallel ranks of a pipeline, which are
-    not modelled, share the parameters, as FSDP counts them, so that all GPUs have work."""
+    """The section `parallel`; ranks with different data, and pipeline ranks."""
     pipeline = _degree(draft, "pipeline_parallel_degree")
     tensor, context = _degree(draft, "tensor_parallel_degree"), _degree(draft, "context_parallel_degree")
     if tensor > 1:
         draft.put("parallel.tensor.degree", tensor, RANKS + "tensor_parallel_degree")
         draft.put("parallel.tensor.sequence_parallel", True, note="its plan shares tokens between layers")
-    played = context if pipeline > 1 else 1
-    if played > 1:
-        draft.cannot(
-            RANKS + "context_parallel_degree", "context parallelism of a pipeline: these ranks are played as FSDP's"
-        )
-    elif context > 1:
+        if draft.get(RANKS + "enable_async_tensor_parallel") and draft.get("compile.enable"):
+            draft.put("parallel.tensor.asynchronous", True, RANKS + "enable_async_tensor_parallel")
+        draft.use(RANKS + "enable_async_tensor_parallel", "Inductor's, in compiled blocks")
+    if context > 1:
         draft.put("parallel.context.degree", context, RANKS + "context_parallel_degree")
-    for name in ("tensor_parallel_degree", "context_parallel_degree"):
+    for name in ("tensor_parallel_degree", "context_parallel_degree", "enable_async_tensor_parallel"):
         draft.use(RANKS + name, "one rank")
     replicas, shard = _degree(draft, "data_parallel_replicate_degree"), draft.get(RANKS + "data_parallel_shard_degree")
     others = tensor * context
@@ -84,7 +81,7 @@ def _put_parallel(draft: Draft, gpus: int) -> tuple[int, int]:
         return 1, 1
     names = (RANKS + "data_parallel_shard_degree", RANKS + "data_parallel_replicate_degree")
     if shard * others > 1:
-        draft.put("parallel.fsdp.degree", shard * played, names[0])
+        draft.put("parallel.fsdp.degree", shard, names[0])
         if replicas > 1:
             draft.put("parallel.fsdp.replicas", replicas, names[1])
         _put_fsdp(draft)
@@ -96,7 +93,7 @@ def _put_parallel(draft: Draft, gpus: int) -> tuple[int, int]:
         _put_pipeline(draft, pipeline)
     for name in ("degree", "schedule", "microbatch_size"):
         draft.use(f"{RANKS}pipeline_parallel_{name}", "one stage")
-    return replicas * shard * played, pipeline
+    return replicas * shard, pipeline
 
 
 def _put_fsdp(draft: Draft) -> None:

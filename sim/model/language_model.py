@@ -80,8 +80,9 @@ class LanguageModel(Module):
         """Token ids and targets of a micro-batch; `target_len` is of models that read targets beside the sequence."""
         return ((sequences, seq_len), "int64"), ((sequences, seq_len), "int64")
 
-    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the training script calls: (loss, logits if it sees them). Here it computes the loss from the logits."""
+    def compute_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
+        """What the training script calls: (loss, logits, whole or chunk by chunk, if it sees them). Here it computes the loss
+        from the logits."""
         if self.config.loss_chunks > 1:
             return self._chunked_loss(tokens, targets)
         logits = self(tokens)
@@ -102,16 +103,17 @@ class LanguageModel(Module):
             return tuple(self.project(piece) for piece in hidden.chunk(self.config.loss_chunks))
         return self.project(hidden)
 
-    def _chunked_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, None]:
+    def _chunked_loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
+        """The loss, and what forward returned, whole logits or those of every chunk (None: hidden states)."""
         chunks, kind = self.config.loss_chunks, self.config.loss_chunking
         if kind == "logits":
             logits = self(tokens)
             with active().computing_loss(logits):
-                return loss_per_chunk(logits.chunk(chunks), targets.chunk(chunks), self.loss), None
+                return loss_per_chunk(logits.chunk(chunks), targets.chunk(chunks), self.loss), logits
         if kind == "projection":
             parts: Any = self(tokens)
             with active().computing_loss(*parts):
-                return loss_per_chunk(parts, targets.chunk(chunks), self.loss), None
+                return loss_per_chunk(parts, targets.chunk(chunks), self.loss), parts
         hidden = self.hidden_states(tokens)
         with active().computing_loss(hidden):
             return backward_per_chunk(hidden, targets, chunks, self.project, self.loss), None

@@ -66,7 +66,8 @@ def candidates(setup: Setup) -> Iterator[Change]:
         inputs = {"what": "checkpoint_inputs", "streams": "side"}
         yield Change("checkpoint inputs wait in host memory", {"offload": inputs})
         yield Change("activations wait in host memory", {"offload": {"what": "activations", "streams": "side"}})
-    chunking = {"model.loss_chunking": "projection"} if setup.fsdp is not None else {}
+    shared = setup.fsdp is not None or setup.family is not None or setup.pipeline is not None
+    chunking = {"model.loss_chunking": "projection"} if shared else {}
     yield Change("the loss in 8 chunks", {"model.loss_chunks": 8} | chunking)
     if isinstance(setup.model, ModelConfig):
         kernels = sorted({*setup.model.liger, "fused_linear_cross_entropy"})

@@ -98,9 +98,10 @@ def measure_against(owner: Owner, setup: Setup) -> str | None:
         if isinstance(setup.model, ModelConfig) and _has_liger(setup.model):
             fused = "fused_linear_cross_entropy"
             return None if fused in setup.model.liger else f"Liger's fused loss (model.liger: [{fused}])"
-        if setup.family is not None or not _has_chunked_loss(setup):
+        if not _has_chunked_loss(setup) or setup.tensor.degree > 1:
             return "a chunked loss (which no scenario can play here yet)"
-        how = ", model.loss_chunking: projection" if fsdp is not None else ""
+        shared = fsdp is not None or setup.family is not None or setup.pipeline is not None
+        how = ", model.loss_chunking: projection" if shared else ""
         return f"a chunked loss (model.loss_chunks{how})"
     if owner == Owner.ACTIVATION:
         if setup.mode == "eval":

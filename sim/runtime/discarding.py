@@ -14,8 +14,9 @@ from typing import Any
 from sim.model.module import Module
 from sim.program.program import Owner
 from sim.runtime.autograd import Gradients, Node
+from sim.runtime.inner_backward import backward_inside
 from sim.runtime.ops.base import Op
-from sim.runtime.reentrant import backward_inside, detached, rerun
+from sim.runtime.reentrant import detached, rerun
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 

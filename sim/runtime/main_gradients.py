@@ -3,15 +3,18 @@
 `.grad` is added to the main gradient as soon as it is there, and dropped. Buckets of the buffer are reduced whole
 (all-reduce), or each to the shard of one rank (reduce-scatter, distributed optimizer): beside backward as they become
 complete in the last micro-batch, or after it. Sequence-parallel ranks then sum what each has for its own tokens.
-Source: megatron-core 0.16.1, distributed/param_and_grad_buffer.py and finalize_model_grads.py, read there; no recording.
+DeepSpeed's BF16_Optimizer keeps `.grad` until the next backward, adds fp32 copies after each and reduces whole.
+Source: megatron-core 0.16.1, distributed/param_and_grad_buffer.py and finalize_model_grads.py, and DeepSpeed 0.8,
+runtime/bf16_optimizer.py and runtime/pipe/engine.py, read there; no recording.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
 
-from sim.program.kernels import ITEM_BYTES, Collective
+from sim.program.kernels import ITEM_BYTES, Collective, CollectiveKind
 from sim.program.program import COMPUTE, DATA, Owner
 from sim.runtime.recorder import Operators
 from sim.runtime.scratch import round_up
@@ -75,6 +78,7 @@ class MainGradients:
         self.dtype = dtype
         self.partial = partial
         self.tensor_ranks = tensor_ranks
+        self.parameters = [parameter for replicas in kinds for parameter in replicas.parameters]
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self.buffers: list[Tensor] = []
@@ -109,6 +113,18 @@ class MainGradients:
     def begin(self, last: bool) -> None:
         """A backward comes; gradients are reduced in the last."""
         self.reduces_now = last and self.data.overlap and any(b.replicas.degree > 1 for b in self.buckets)
+        if self.data.keep_gradients:
+            for parameter in self.parameters:
+                parameter.grad = None
+            self.tape.final_callbacks.append(self._add_kept)
+
+    def _add_kept(self) -> None:
+        """BF16_Optimizer.update_hp_grads."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                wide = self.tape.cast_copy(parameter.grad, self.dtype)
+                self.tape.recorder.memory_bound("aten::add_", "elementwise", 3 * wide.bytes)
+                del wide
 
     def holds(self, leaf: Tensor) -> bool:
         """Is it a parameter with a main gradient?"""
@@ -116,11 +132,11 @@ class MainGradients:
 
     def takes(self, weight: Tensor) -> bool:
         """Does the product for this weight's gradient add to the main gradient itself?"""
-        return self.data.gradient_accumulation_fusion and self.holds(weight)
+        return self.data.gradient_accumulation_fusion and not self.data.keep_gradients and self.holds(weight)
 
     def accumulate(self, leaf: Tensor) -> None:
         """The leaf's gradient of this micro-batch is complete."""
-        if leaf.grad is not None:
+        if leaf.grad is not None and not self.data.keep_gradients:
             moved = leaf.grad.bytes + 2 * leaf.elements * ITEM_BYTES[self.dtype]
             self.tape.recorder.memory_bound("aten::add_", "elementwise", moved)
             leaf.grad = None
@@ -153,16 +169,20 @@ class MainGradients:
         recorder, size_bytes = self.tape.recorder, bucket.elements * ITEM_BYTES[self.dtype]
         recorder.memory_bound("aten::mul_", "elementwise", 2 * size_bytes)
         recorder.stream_waits_stream(DATA, COMPUTE)
-        replicas, instances = bucket.replicas, self.data.optimizer_instances
-        if not self.data.distributed_optimizer:
-            recorder.collective(Collective("all_reduce", size_bytes, replicas.group, replicas.degree, self.dtype), DATA)
-        elif replicas.shards > 1:
-            group, shards = shard_group(replicas.group, instances), replicas.shards
-            recorder.collective(Collective("reduce_scatter", size_bytes, group, shards, self.dtype), DATA)
-        if instances > 1:
-            shard_bytes, across = size_bytes // replicas.shards, f"{replicas.group}:across"
-            recorder.collective(Collective("all_reduce", shard_bytes, across, instances, self.dtype), DATA)
+        for kind, group, ranks, moved_bytes in self._meetings(bucket.replicas, size_bytes):
+            recorder.collective(Collective(kind, moved_bytes, group, ranks, self.dtype), DATA)
         self._last_reduction = recorder.record(DATA)
+
+    def _meetings(self, replicas: Replicas, size_bytes: int) -> Iterator[tuple[CollectiveKind, str, int, int]]:
+        """Summed whole; or scattered over the ranks of an instance, then each shard summed over the instances."""
+        instances = self.data.optimizer_instances
+        if not self.data.distributed_optimizer or self.data.keep_gradients:
+            yield "all_reduce", replicas.group, replicas.degree, size_bytes
+            return
+        if replicas.shards > 1:
+            yield "reduce_scatter", shard_group(replicas.group, instances), replicas.shards, size_bytes
+        if instances > 1:
+            yield "all_reduce", f"{replicas.group}:across", instances, size_bytes // replicas.shards
 
     def _sum_partial(self) -> None:
         """_allreduce_non_tensor_model_parallel_grads: flattened by a copy, summed, copied back."""

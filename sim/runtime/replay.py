@@ -46,9 +46,10 @@ def run_layer(tape: Tape, module: Module, arguments: tuple[Any, ...]) -> Tensor:
     """The forward of a module that has a `repeat`, live or stamped."""
     repeat = module.repeat
     inputs = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
-    reduces = tape.main_gradients is not None and tape.main_gradients.reduces_now  # buckets know no layers
+    gradients = tape.main_gradients
+    alone = gradients is not None and (gradients.reduces_now or gradients.data.keep_gradients)  # they know no layers
     plain = (
-        reduces or not tape.stamps or not tape.grad_enabled or tape.hooks or tape.autocast_dtype or tape.engine_running
+        alone or not tape.stamps or not tape.grad_enabled or tape.hooks or tape.autocast_dtype or tape.engine_running
     )
     if plain or len(inputs) != 1 or not isinstance(repeat, Repeat):
         output: Tensor = module.forward(*arguments)

@@ -96,6 +96,8 @@ class Tape:
         """Ranks that share sequences in torch's context_parallel, which takes scaled_dot_product_attention over."""
         self.splits: str | None = None
         """Which part of a split backward runs: "input" or "weight"."""
+        self.asynchronous = False
+        """Compiled blocks run tensor-parallel products and collectives piece by piece, side by side."""
         self.gradients_are_whole = True
         """Else further tiles will add to those that arrive: hooks on accumulators wait."""
         self.weight_store: list[PutOff] | None = None

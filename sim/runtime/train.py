@@ -12,6 +12,7 @@ from sim.model.calls import Tensor as ModelTensor
 from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
+from sim.model.llama import TitanLlama
 from sim.model.module import Buffer, Parameter
 from sim.program.kernels import Collective
 from sim.program.program import COMPUTE, Owner, Phase, Program
@@ -90,6 +91,7 @@ class TrainingRun:
         major, minor = gpu.compute_capability
         self.tape = tape or Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
         self.tape.tensor_ranks = setup.tensor.degree if self.config.implementation == "torchtitan" else 1
+        self.tape.asynchronous = setup.tensor.asynchronous
         self.models = models or [build_model(self.config, setup.tensor, setup.expert, setup.context)]
         self.model: LanguageModel = self.models[0]
         # as the optimizer sees them, whatever wraps the layers
@@ -145,6 +147,7 @@ class TrainingRun:
             start_fp8(tape, setup, [slot for _, slot in self.slots])
         if self.family is not None:
             buffers = [slot.tensor for _, slot in self.tensors if isinstance(slot, Buffer)]
+            buffers += [model.rope for model in self.models if isinstance(model, TitanLlama)]
             with tape.phase(Phase.INIT, Owner.GRADIENT):
                 self.family.start(self.parameters, [buffer for buffer in buffers if isinstance(buffer, Tensor)])
         if setup.data is not None and self.trains:

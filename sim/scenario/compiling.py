@@ -79,6 +79,13 @@ def check_compile(
         document.problem(("offload",), "is modelled in eager mode only, not with compile", show=False)
 
 
+def check_asynchronous(document: Document, parallel: ParallelSection, compiled: bool) -> None:
+    """Inductor makes the pieces of asynchronous tensor parallelism."""
+    tensor = parallel.tensor
+    if tensor is not None and tensor.asynchronous and not compiled:
+        document.problem(("parallel", "tensor", "asynchronous"), "is Inductor's work: add compile: {}")
+
+
 def check_float8(
     document: Document, precision: PrecisionSection, compiled: bool, cluster: Cluster | None, fsdp: FsdpSection | None
 ) -> None:

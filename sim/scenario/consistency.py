@@ -17,6 +17,7 @@ from sim.scenario.schema import (
     OptimizerSection,
     ParallelSection,
 )
+from sim.scenario.setup import SPLITS_BACKWARD
 from sim.scenario.versions import NEWEST, OLDEST, minor_of, nearest_known
 from sim.units import format_bytes
 
@@ -194,6 +195,8 @@ def check_megatron_parallel(
     if model is None:
         return
     code = getattr(model, "implementation", "")
+    if parallel.data is not None and parallel.data.keep_gradients:
+        _check_kept_gradients(document, parallel)
     if parallel.data is not None and code != "megatron":
         document.problem(("parallel", "data"), "only implementation megatron is written for it", show=False)
         return
@@ -215,6 +218,8 @@ def check_megatron_parallel(
         return
     if code == "torchtitan":
         _check_titan_tensor(document, parallel, model)
+    if tensor.asynchronous and code != "torchtitan":
+        document.problem(("parallel", "tensor", "asynchronous"), f"is torchtitan's: {code} has its own overlap")
     if tensor.sequence_parallel and model.family == "bert":
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
@@ -231,6 +236,16 @@ def check_megatron_parallel(
     if tensor.sequence_parallel and batch is not None and batch.seq_len % tensor.degree:
         path = ("parallel", "tensor", "sequence_parallel")
         document.problem(path, f"needs a degree that divides batch.seq_len ({batch.seq_len})", show=False)
+
+
+def _check_kept_gradients(document: Document, parallel: ParallelSection) -> None:
+    """They are whole, and added, only after a backward."""
+    path = ("parallel", "data", "keep_gradients")
+    assert parallel.data is not None
+    if parallel.data.overlap:
+        document.problem(path, "gradients that wait for the end of a backward cannot be reduced beside it (overlap)")
+    if parallel.pipeline is not None and parallel.pipeline.schedule in SPLITS_BACKWARD:
+        document.problem(path, f"is not modelled where backwards are split ({parallel.pipeline.schedule})", show=False)
 
 
 def _check_titan_tensor(document: Document, parallel: ParallelSection, model: ModelConfig) -> None:
@@ -265,8 +280,9 @@ def check_under_pipeline(
             document.problem(("optimizer", name), only, show=False)
     if mode != "train":
         document.problem(("mode",), only)
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1:
-        document.problem(("model", "loss_chunks"), only)
+    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
+        message = f"a backward per chunk {only}: use projection (or logits)"
+        document.problem(("model", "loss_chunking"), message)
 
 
 def check_grad_scaler(

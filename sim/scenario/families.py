@@ -23,6 +23,9 @@ class DdpSection(Section):
     (no_sync)."""
     broadcast_buffers: bool = True
     """Buffers are broadcast before each forward that follows a sum. Default: true, as torch."""
+    static_graph: bool = False
+    """The graph is the same in every iteration. The first iteration clones the model's outputs and sums nothing before
+    backward has ended; buckets are made anew after the second. Default: false."""
 
 
 class Fsdp1Section(Section):

@@ -34,8 +34,9 @@ def check_families(
         document.problem(path, "a chain has no parameters to share", show=False)
     elif model is not None and model.implementation == "megatron":
         document.problem(path, "implementation megatron has its own: parallel.data", show=False)
-    elif model is not None and model.loss_chunks > 1:
-        document.problem(("model", "loss_chunks"), f"a chunked loss is modelled on one GPU only, not under {family}")
+    elif model is not None and model.loss_chunks > 1 and model.loss_chunking == "backward":
+        message = f"a backward per chunk is modelled on one GPU only: under {family} use projection (or logits)"
+        document.problem(("model", "loss_chunking"), message)
     elif model is not None and family != "ddp" and (model.frozen or model.lora):
         field = "frozen" if model.frozen else "lora"
         document.problem(
@@ -53,6 +54,10 @@ def check_families(
         if optimizer is not None and getattr(optimizer, name):
             document.problem(("optimizer", name), f"is modelled on one GPU only, not under {family}", show=False)
     batch: BatchSection | None = sections.get("batch")
+    ddp = parallel.ddp
+    if ddp is not None and ddp.static_graph and ddp.gradient_sync == "last" and batch and batch.accumulation > 1:
+        message = "fails in PyTorch without a sum in the first iteration (expect_autograd_hooks_): gradient_sync: every"
+        document.problem((*path, "static_graph"), message)
     if (
         getattr(getattr(parallel, family), "gradient_sync", "every") == "last"
         and batch is not None

@@ -18,6 +18,10 @@ class TensorSection(Section):
     async_all_reduce: bool = True
     """Without sequence parallelism: in backward the gradient of a column-parallel layer's input is summed beside the product
     for its weight. false: after it, as Megatron until autumn 2021 and Megatron-DeepSpeed. Default: true."""
+    asynchronous: bool = False
+    """torchtitan, compiled: asynchronous tensor parallelism (enable_async_tensor_parallel). Tokens are gathered piece by
+    piece, each multiplied while the next is on its way, and products that are summed are sent piece by piece (Inductor's
+    micro-pipelines over symmetric memory). Default: false."""
 
 
 class DataSection(Section):
@@ -35,6 +39,10 @@ class DataSection(Section):
     """Gradients are reduced beside backward, in buckets (overlap-grad-reduce). Default: false, after it."""
     gradient_accumulation_fusion: bool = True
     """Products for weights' gradients add to the main gradients themselves. Default: true."""
+    keep_gradients: bool = False
+    """Parameters keep their 16-bit gradients until the next backward; after a backward these are cast, one by one, and the
+    copies added to the main gradients, which are summed whole (DeepSpeed's BF16_Optimizer). Default: false: added as soon as
+    they are there, and dropped."""
     fp8_parameters: bool = False
     """Weights of 8-bit products (precision.fp8) are stored and gathered in 8 bit, beside their fp32 main parameters
     (fp8-param-gather). Default: false: 16-bit weights, and 8-bit copies of them."""

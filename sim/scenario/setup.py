@@ -210,7 +210,8 @@ class DataParallel:
     `degree`: ranks that reduce gradients together, context-parallel ones among them.
     `distributed_optimizer`: fp32 parameters and moments split over the `degree` replicas, gradients reduce-scattered,
     parameters gathered after the step. `overlap`: reduce beside backward. `gradient_accumulation_fusion`: products for
-    weights' gradients add to the main gradients themselves.
+    weights' gradients add to the main gradients themselves. `keep_gradients`: those stay until the next backward, and are
+    added by way of fp32 copies after each.
     """
 
     degree: int = 1
@@ -219,6 +220,7 @@ class DataParallel:
     gradient_accumulation_fusion: bool = True
     optimizer_instances: int = 1
     """Groups of neighbouring replicas, each of which splits main parameters and moments among its ranks."""
+    keep_gradients: bool = False
     fp8_parameters: bool = False
     """Weights that products read in 8 bit are stored so (ModelConfig.fp8)."""
 
@@ -233,6 +235,7 @@ class Ddp:
     gradient_as_bucket_view: bool = False
     gradient_sync: Literal["every", "last"] = "every"
     broadcast_buffers: bool = True
+    static_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

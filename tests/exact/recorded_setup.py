@@ -62,7 +62,7 @@ def _families(meta: dict[str, Any]) -> dict[str, Any]:
         cap = meta["cap"]
         ddp = Ddp(
             degree=meta["world"], bucket_cap=cap and cap << 20, gradient_as_bucket_view=meta["view"],
-            gradient_sync="every" if meta["sync_all"] else "last",
+            gradient_sync="every" if meta["sync_all"] else "last", static_graph=meta.get("static", False),
         )  # fmt: skip
         return {"ddp": ddp}
     if meta.get("family") == "fsdp1":

@@ -23,6 +23,7 @@ checkpoint: CHECKPOINT
 """
 TENSOR = "tensor: {degree: 2, sequence_parallel: true}"
 OVERLAPPED = f"{TENSOR}, data: {{degree: 2, overlap: true, distributed_optimizer: true}}"
+KEPT = f"{TENSOR}, data: {{degree: 2, distributed_optimizer: true, keep_gradients: true}}"
 FOLDED = [
     ("nanogpt", "1f1b", "fsdp: null", 1),
     ("nanogpt", "1f1b", "fsdp: {degree: 2}", 2),
@@ -30,6 +31,7 @@ FOLDED = [
     ("nanogpt", "zb-v", "fsdp: null", 1),  # holds on to gradients of inputs, so that some ranks do not fold
     *(("megatron", schedule, TENSOR, 2) for schedule in ("1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")),
     *(("megatron", schedule, OVERLAPPED, 4) for schedule in ("1f1b", "zb-h1")),
+    ("megatron", "1f1b", KEPT, 4),
     ("megatron", "1f1b, scatter_gather: true", "tensor: {degree: 2}", 2),
     ("megatron", "interleaved, virtual: 1, overlap_p2p: false, scatter_gather: true", "tensor: {degree: 2}", 2),
 ]

@@ -40,6 +40,7 @@ PARALLEL = {
     "tp and sp": "{tensor: {degree: 8, sequence_parallel: true}}",
     "tp and dp": "{tensor: {degree: 2, sequence_parallel: true}, data: {degree: 4, distributed_optimizer: true}}",
     "overlapped dp": "{tensor: {degree: 2}, data: {degree: 4, overlap: true, gradient_accumulation_fusion: false}}",
+    "kept gradients": "{tensor: {degree: 2}, data: {degree: 4, keep_gradients: true}}",
     "tp and fsdp": "{tensor: {degree: 2}, fsdp: {degree: 4}}",
 }
 CONTEXT = {

@@ -6,6 +6,7 @@ import pytest
 
 from sim.api import simulate_setup
 from sim.checks.figures import GIB, figure_of
+from sim.model.build import build_model
 from sim.model.flops import parameter_count
 from sim.program.program import COMPUTE, DATA, Row
 from sim.runtime.record import record
@@ -30,8 +31,9 @@ def all_reduces(*overrides: str, step: int = 3) -> list[int]:
     """Bytes of a step's all-reduces, in order."""
     program = record(setup(*overrides), step + 1)
     rows = [mark.rows for mark in program.marks if mark.name.endswith(".end")]
-    issued = program.row_argument[rows[step - 1] : rows[step]]
-    kinds = program.row_kind[rows[step - 1] : rows[step]]
+    begin = rows[step - 1] if step else 0
+    issued = program.row_argument[begin : rows[step]]
+    kinds = program.row_kind[begin : rows[step]]
     found = [program.collectives[n] for n in issued[kinds == Row.COLLECTIVE].tolist()]
     return [c.bytes for c in found if c.kind == "all_reduce"]
 
@@ -86,13 +88,26 @@ def test_sums_run_beside_backward_on_a_stream_of_their_own() -> None:
         (["parallel.pipeline={degree: 8}"], "is modelled alone, not with parallel.pipeline"),
         (["mode=no_grad"], "under ddp only training is modelled"),
         (["optimizer={in_backward: true, clip_norm: null}"], "is modelled on one GPU only, not under ddp"),
-        (["model.loss_chunks=4"], "a chunked loss is modelled on one GPU only, not under ddp"),
+        (["model.loss_chunks=4"], "a backward per chunk is modelled on one GPU only: under ddp use projection"),
+        (
+            ["parallel.ddp.static_graph=true", "parallel.ddp.gradient_sync=last", "batch.accumulation=2"],
+            "fails in PyTorch without a sum in the first iteration",
+        ),
         (["model={preset: gpt-tiny, implementation: megatron}"], "implementation megatron has its own: parallel.data"),
         (["parallel.ddp.degree=4"], "dp 4 = 4 ranks, but the cluster has 8 GPUs"),
     ],
 )
 def test_what_is_not_modelled_with_it_is_refused(overrides: list[str], text: str) -> None:
     assert any(text in problem[2] for problem in problems(SCENARIO, overrides))
+
+
+def test_a_static_graph_sums_at_the_end_then_in_one_bucket_then_in_buckets() -> None:
+    """A first iteration that only counts; in the second the order of arrival is seen; so the third has new buckets."""
+    static = "parallel.ddp.static_graph=true"
+    model_bytes = PARAMETER_BYTES * parameter_count(setup().model)
+    first, second, third = (all_reduces(static, step=step) for step in (0, 1, 2))
+    used = 4 * len(build_model(setup().model).parameters())  # type: ignore[arg-type]
+    assert (first, second, third) == ([used, model_bytes], [model_bytes], all_reduces())
 
 
 def test_one_micro_batch_has_nothing_to_put_off() -> None:

@@ -295,6 +295,27 @@ def test_torchtitans_tensor_and_context_parallelism_are_taken_over(tmp_path: Pat
     assert not [entry for entry in found.account.not_expressible if "parallel_degree" in entry.name]
 
 
+@pytest.mark.parametrize(("compiled", "asynchronous"), [("enable = true", True), ("enable = false", False)])
+def test_torchtitans_asynchronous_tensor_parallelism_is_taken_over_where_blocks_are_compiled(
+    compiled: str, asynchronous: bool, tmp_path: Path
+) -> None:
+    text = TITAN.replace(
+        "tensor_parallel_degree = 1", "tensor_parallel_degree = 2\nenable_async_tensor_parallel = true"
+    )
+    found = torchtitan(tmp_path, f"{text}\n[compile]\n{compiled}\n")
+    assert found.scenario.strategies[0].tensor.asynchronous is asynchronous
+    assert not [entry for entry in found.account.not_expressible if "async" in entry.name]
+
+
+def test_torchtitans_context_parallelism_goes_over_stages(tmp_path: Path) -> None:
+    sizes = "pipeline_parallel_degree = 2\ncontext_parallel_degree = 2"
+    text = TITAN.replace("tensor_parallel_degree = 1", f"tensor_parallel_degree = 1\n{sizes}")
+    text = text.replace("local_batch_size = 1\n", "local_batch_size = 2\n")
+    setup = torchtitan(tmp_path, text).scenario.strategies[0]
+    assert setup.pipeline is not None and setup.fsdp is not None
+    assert (setup.context.degree, setup.pipeline.degree, setup.fsdp.degree, setup.data_parallel) == (2, 2, 4, 2)
+
+
 def test_replicas_are_distributed_data_parallel(tmp_path: Path) -> None:
     text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n"
     setup = accelerate(tmp_path, text).scenario.strategies[0]

@@ -19,12 +19,14 @@ from sim.model.module import Module, Parameter
 class TensorParallel:
     """`degree` ranks share every layer's matrices; `sequence_parallel`: they share the tokens in between too.
 
-    `async_all_reduce`: in backward the input's gradient is summed beside the product for the weight's.
+    `async_all_reduce`: in backward the input's gradient is summed beside the product for the weight's. `asynchronous`:
+    torchtitan's, products in pieces beside the gathers and sums of their pieces.
     """
 
     degree: int = 1
     sequence_parallel: bool = False
     async_all_reduce: bool = True
+    asynchronous: bool = False
 
     @property
     def splits_tokens(self) -> bool:

@@ -148,9 +148,9 @@ def dropout(t: Tracer, x: Value, p: float) -> Value:
 
 # -- views -----------------------------------------------------------------------------------------------------
 def viewed(t: Tracer, x: Value, shape: Shape, strides: st.Strides, dtype: str = "") -> Value:
-    """A view whose gradient is the gradient seen in the old shape."""
+    """A view whose gradient is the gradient seen in the old shape, in its own dtype unless the view changes that."""
     y = t.view(x, shape, strides, dtype)
-    t.record(y, (x,), lambda g: [plain_view(t, g, x.shape, x.dtype)])
+    t.record(y, (x,), lambda g: [plain_view(t, g, x.shape, x.dtype if dtype else "")])
     return y
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sim.model.calls import Shape
 from sim.model.calls import Tensor as ModelTensor
@@ -38,11 +38,28 @@ class Wish(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """m x k times k x n of numbers of this dtype, by the kernel of this name. `rows`: the input that has a row for each
+    of the result's, so that pieces of one make pieces of the other; None where tokens are summed over."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    rows: Value | None
+
+
+@dataclass(frozen=True, slots=True)
 class Extern:
-    """A kernel of a library. `run` gets the inputs and, where `planned`, the output that the plan allocated."""
+    """A kernel of a library. `run` gets the inputs and, where `planned`, the output that the plan allocated. `product`: what
+    it is, where it is a matrix product; `meets`: the tensor-parallel collective that it is, over `ranks`."""
 
     run: Callable[[Tape, list[Tensor], Tensor | None], tuple[Tensor, ...]]
     planned: bool = False
+    product: Product | None = None
+    meets: Literal["all_gather", "reduce_scatter"] | None = None
+    ranks: int = 1
 
 
 class Value(ModelTensor):

@@ -8,7 +8,7 @@ from typing import cast as typed
 
 from sim.runtime.compiled.elementwise import add, autocast_to, plain_view, reshape, to
 from sim.runtime.compiled.float8 import cast, in_8_bit, layout, scale
-from sim.runtime.compiled.graph import Extern, Value
+from sim.runtime.compiled.graph import Extern, Product, Value
 from sim.runtime.compiled.trace import Gradients, Meta, NotCompilable, Tracer, rule
 from sim.runtime.ops.flash import Flash, flash_backward
 from sim.runtime.ops.ring_sdpa import RingFlash, ring_backward
@@ -26,16 +26,18 @@ def product(
     stored: tuple[int, ...],
     dtype: str = "",
     over_rows: bool = False,
+    rows: Value | None = None,
 ) -> Value:
     """A product of m x k and k x n, in a result of shape `stored` (and `dtype`; default: the inputs'). `over_rows`: as
-    Gemm's."""
+    Gemm's; `rows`: as of `Product`."""
     of_inputs = inputs[-1].dtype
     name = "aten::_scaled_mm" if of_inputs == "fp8" else aten.replace(".", "::")
 
     def run(tape: Tape, _: list[Tensor], out: Tensor | None) -> tuple[Tensor, ...]:
         return (tape.matmul_out(name, m, n, k, of_inputs, out=out, over_rows=over_rows),)
 
-    return t.extern(aten, inputs, Extern(run, planned=True), Meta(stored, dtype or of_inputs))[0]
+    what = Product(name, m, n, k, of_inputs, rows)
+    return t.extern(aten, inputs, Extern(run, planned=True, product=what), Meta(stored, dtype or of_inputs))[0]
 
 
 @rule("linear")
@@ -63,14 +65,14 @@ def _linear(t: Tracer, x: Value, weight: Value, bias: Value | None, n: int) -> V
     k, rows = x.shape[-1], prod(x.shape[:-1])
     folded = reshape(t, x, (rows, k))
     given = (folded, weight) if bias is None else (bias, folded, weight)
-    y = product(t, "aten.mm" if bias is None else "aten.addmm", given, rows, n, k, (rows, n))
+    y = product(t, "aten.mm" if bias is None else "aten.addmm", given, rows, n, k, (rows, n), rows=folded)
 
     def backward(g: Value) -> Gradients:
         g = plain_view(t, g, (rows, n))
         dw = None
         if weight.requires_grad:
             dw = product(t, "aten.mm", (folded, g), k, n, rows, weight.shape, over_rows=True)
-        dx = product(t, "aten.mm", (weight, g), rows, k, n, (rows, k)) if folded.requires_grad else None
+        dx = product(t, "aten.mm", (weight, g), rows, k, n, (rows, k), rows=g) if folded.requires_grad else None
         if bias is None:
             return [dx, dw]
         return [t.reduction("aten.sum", g, bias.shape, column=True) if bias.requires_grad else None, dx, dw]
@@ -88,16 +90,20 @@ def float8_product(t: Tracer, x: Value, weight: Value) -> Value:
     dtype = t.scaled[x.storage][1] if x.storage in t.scaled else x.dtype
     weight_scale = None if weight.dtype == "fp8" else scale(t, weight, "row")
 
-    def scaled(a: tuple[Value, Value], b: tuple[Value, Value | None], m: int, n: int, k: int, stored: Any) -> Value:
+    def scaled(
+        a: tuple[Value, Value], b: tuple[Value, Value | None], m: int, n: int, k: int, stored: Any, by_rows: bool = True
+    ) -> Value:
         """`a`, `b`: a factor and its scale; None: it is in 8 bit already."""
         known = b[1] is None or b[0].dtype == "fp8"
         factors = in_8_bit(t, *a), layout(t, b[0]) if known or b[1] is None else cast(t, b[0], b[1])
         scales = [by for by in (a[1], b[1]) if by is not None]
-        return product(t, "aten.mm", (*scales, *factors), m, n, k, stored, dtype)
+        tokens = factors[0] if by_rows else None
+        return product(t, "aten.mm", (*scales, *factors), m, n, k, stored, dtype, rows=tokens)
 
     by_row = scale(t, x, "row")
     if weight_scale is None:
-        y = product(t, "aten.mm", (by_row, in_8_bit(t, x, by_row), weight), rows, n, k, (rows, n), dtype)
+        tokens = in_8_bit(t, x, by_row)
+        y = product(t, "aten.mm", (by_row, tokens, weight), rows, n, k, (rows, n), dtype, rows=tokens)
     else:
         y = scaled((x, by_row), (weight, weight_scale), rows, n, k, (rows, n))
 
@@ -110,7 +116,7 @@ def float8_product(t: Tracer, x: Value, weight: Value) -> Value:
             dx = scaled((g, scale(t, g, "row")), (weight, by), rows, k, n, (rows, k))
         if weight.requires_grad:
             by = scale(t, x, "column", again=True)
-            dw = scaled((g, scale(t, g, "column")), (x, by), k, n, rows, weight.shape)
+            dw = scaled((g, scale(t, g, "column")), (x, by), k, n, rows, weight.shape, by_rows=False)
         return [dx, dw]
 
     t.record(y, (x, weight), lambda g: backward(g))

@@ -19,6 +19,7 @@ from sim.runtime.compiled import elementwise, libraries, loss, sequence
 from sim.runtime.compiled.buffers import Step
 from sim.runtime.compiled.fuse import schedule
 from sim.runtime.compiled.graph import Kind, Value
+from sim.runtime.compiled.micro_pipeline import Pipelines, Run, pipelines
 from sim.runtime.compiled.partition import saved_values
 from sim.runtime.compiled.trace import NotCompilable, Tracer
 from sim.runtime.ops.base import Op, first
@@ -44,17 +45,20 @@ class Plan:
     tangent: Value | None
     gradients: list[Value | None]
     backward: list[Step]
+    pieces: tuple[Pipelines, Pipelines]
+    """What goes piece by piece in forward and in backward."""
 
 
 def make_plan(
     function: Callable[..., Any], tensors: list[Tensor], slots: list[Parameter], autocast_dtype: str | None,
     differentiates: bool, checkpointed: bool = False, selective: Selective | None = None, float8: str | None = None,
+    asynchronous: bool = False,
 ) -> Plan:  # fmt: skip
     """Trace, cut and fuse. `tensors`: the function's arguments, then the parameters that it uses.
 
     `checkpointed`: all of it is one region, which keeps what `selective` says.
     """
-    tracer = Tracer(autocast_dtype, checkpointed, selective, float8)
+    tracer = Tracer(autocast_dtype, checkpointed, selective, float8, asynchronous)
     inputs = []
     for number, tensor in enumerate(tensors):
         value = tracer.input(tensor.shape, tensor.dtype, tensor.strides)
@@ -75,7 +79,8 @@ def make_plan(
         raise NotCompilable("a function that gives more than one tensor")
     lent = set(inputs)
     if not differentiates:
-        return Plan(inputs, output, schedule([output], lent, lent), [], None, [], [])
+        steps = schedule([output], lent, lent)
+        return Plan(inputs, output, steps, [], None, [], [], _pieces(asynchronous, (steps, [output]), ([], [])))
     tangent = tracer.input(output.shape, output.dtype, output.strides)
     tangent.forward = False
     found = tracer.differentiate(output, tangent)
@@ -85,7 +90,14 @@ def make_plan(
     forward = schedule([output, *(v for v in saved if v.kind is not Kind.INPUT)], lent, lent)
     borrowed = {*lent, tangent, output.storage}
     backward = schedule(wanted, {*saved, tangent}, borrowed)
-    return Plan(inputs, output, forward, saved, tangent, gradients, backward)
+    pieces = _pieces(asynchronous, (forward, [output, *saved]), (backward, wanted))
+    return Plan(inputs, output, forward, saved, tangent, gradients, backward, pieces)
+
+
+def _pieces(asynchronous: bool, *passes: tuple[list[Step], list[Value]]) -> tuple[Pipelines, Pipelines]:
+    """Of forward and backward, each with what outlives it."""
+    forward, backward = (pipelines(*given) if asynchronous else Pipelines() for given in passes)
+    return forward, backward
 
 
 class CompiledFunction(Op):
@@ -102,7 +114,7 @@ class CompiledFunction(Op):
         node.release()
         places[plan.tangent] = first(gradients)
         tape.recorder.host("compiled_graph")
-        _run(tape, plan.backward, places, forward=False)
+        _run(tape, plan.backward, places, plan.pieces[1], forward=False)
         return [None if g is None else _tensor(places, g) for g in plan.gradients]
 
 
@@ -134,8 +146,9 @@ class CompiledBlock(Module):
                 function = self.module.module.forward
                 selective = self.module.policy() if checkpointed and self.module.policy is not None else None
             plan = self.plans[key] = make_plan(
-                function, tensors, slots, tape.autocast_dtype, differentiates, checkpointed, selective, self.float8
-            )
+                function, tensors, slots, tape.autocast_dtype, differentiates, checkpointed, selective, self.float8,
+                tape.asynchronous,
+            )  # fmt: skip
         return _call(tape, plan, tensors, checkpointed)
 
 
@@ -161,7 +174,7 @@ def _call(tape: Tape, plan: Plan, tensors: list[Tensor], checkpointed: bool) -> 
     node = Node(tape, CompiledFunction, tuple(tensors), (plan,)) if plan.tangent is not None else None
     given: Places = dict(zip(plan.inputs, tensors))
     places = dict(given)
-    _run(tape, plan.forward, places, forward=True)
+    _run(tape, plan.forward, places, plan.pieces[0], forward=True)
     output = _tensor(places, plan.output)
     if node is not None:
         node.metas = [(shape, output.dtype if dtype == "fp8" else dtype) for shape, dtype in node.metas]
@@ -182,10 +195,11 @@ def _tensor(places: Places, value: Value) -> Tensor:
     return tensor
 
 
-def _run(tape: Tape, steps: list[Step], places: Places, forward: bool) -> None:
+def _run(tape: Tape, steps: list[Step], places: Places, pieces: Pipelines, forward: bool) -> None:
     """Allocate, launch, free: step by step. In backward, what only computes forward values again is recomputation."""
     recorder = tape.recorder
     base, owner = recorder.base, recorder.default_owner
+    run = Run(tape, pieces)
     for step in steps:
         again = not forward and step.forward
         if again:
@@ -193,7 +207,7 @@ def _run(tape: Tape, steps: list[Step], places: Places, forward: bool) -> None:
             recorder.default_owner = int(Owner.RECOMPUTED)
         recorder.operator(_operator(step))
         if step.extern is not None:
-            _run_extern(tape, step, step.extern, places)
+            _run_extern(tape, step, step.extern, places, run)
         else:
             for value in step.written:
                 places[value] = _buffer(tape, step, value, places)
@@ -203,11 +217,15 @@ def _run(tape: Tape, steps: list[Step], places: Places, forward: bool) -> None:
         recorder.base, recorder.default_owner = base, owner
 
 
-def _run_extern(tape: Tape, step: Step, extern: Value, places: Places) -> None:
+def _run_extern(tape: Tape, step: Step, extern: Value, places: Places, run: Run) -> None:
     assert extern.extern is not None
     planned = extern.extern.planned
     out = _buffer(tape, step, step.written[0], places) if planned else None
-    results = extern.extern.run(tape, [_tensor(places, value) for value in extern.inputs], out)
+    inputs = [_tensor(places, value) for value in extern.inputs]
+    if (made := run.step(step, inputs, out)) is not None:
+        places[step.written[0]] = made
+        return
+    results = extern.extern.run(tape, inputs, out)
     if planned:
         places[step.written[0]] = results[0]
     else:

@@ -1,4 +1,8 @@
-"""How tensor-parallel redistributions trace: functional collectives, waited for at once, and copies that may fuse."""
+"""How tensor-parallel redistributions trace: functional collectives, waited for at once, and copies that may fuse.
+
+Asynchronously (`micro_pipeline.py`) what is gathered or scattered along tokens needs no copies: it goes in pieces that lie
+where they belong.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ def _collective(t: Tracer, kind: Kind, x: Value, shape: tuple[int, ...], ranks: 
         tape.recorder.collective(Collective(kind, whole, GROUP, ranks, x.dtype), COMPUTE)
         return (out,)
 
-    return t.extern(NAMES[kind], (x,), Extern(run), Meta(shape, x.dtype))[0]
+    return t.extern(NAMES[kind], (x,), Extern(run, meets=kind, ranks=ranks), Meta(shape, x.dtype))[0]
 
 
 def _gathered(t: Tracer, x: Value, ranks: int) -> Value:
@@ -55,8 +59,10 @@ def _agreed(t: Tracer, x: Value, ranks: int) -> Value:
 
 def _together(t: Tracer, x: Value, ranks: int) -> Value:
     batch, tokens, *rest = x.shape
-    pieces = _collective(t, "all_gather", x, (ranks * batch, tokens, *rest), ranks)
     whole = (batch, ranks * tokens, *rest)
+    if t.asynchronous:
+        return _collective(t, "all_gather", x, whole, ranks)
+    pieces = _collective(t, "all_gather", x, (ranks * batch, tokens, *rest), ranks)
     if batch == 1:
         return t.view(pieces, whole, None)
     return t.pointwise("aten.cat", pieces, shape=whole)
@@ -64,6 +70,8 @@ def _together(t: Tracer, x: Value, ranks: int) -> Value:
 
 def _scattered(t: Tracer, x: Value, ranks: int) -> Value:
     batch, tokens, *rest = x.shape
+    if t.asynchronous:
+        return _collective(t, "reduce_scatter", x, (batch, tokens // ranks, *rest), ranks)
     pieces = t.pointwise("aten.cat", x, shape=(ranks * batch, tokens // ranks, *rest))
     return _collective(t, "reduce_scatter", pieces, (batch, tokens // ranks, *rest), ranks)
 

@@ -52,11 +52,14 @@ class Tracer:
     rules: dict[str, Callable[..., Any]] = {}  # noqa: RUF012 (filled by the rules' modules)
 
     def __init__(
-        self, autocast_dtype: str | None, checkpointed: bool, selective: Selective | None, float8: str | None = None
-    ) -> None:
+        self, autocast_dtype: str | None, checkpointed: bool, selective: Selective | None, float8: str | None = None,
+        asynchronous: bool = False,
+    ) -> None:  # fmt: skip
         self.autocast_dtype = autocast_dtype
         self.float8 = float8
         """Recipe of the linear layers' products: tensorwise or rowwise scales; None: 16 bit."""
+        self.asynchronous = asynchronous
+        """Tensor-parallel collectives go on piece by piece beside products."""
         self.checkpointed = checkpointed
         self.selective = selective
         self.values: list[Value] = []
@@ -158,10 +161,10 @@ class Tracer:
         return gradients
 
     def _fit(self, gradient: Value, x: Value) -> Value:
-        """Summed to the input's shape and cast to its dtype."""
+        """Summed to the input's shape and cast to its dtype; 8 bit is how numbers are sent, no dtype of gradients."""
         if gradient.shape != x.shape:
             gradient = self.reduction("aten.sum", gradient, x.shape, column=True)
-        return gradient if x.dtype == "fp8" else self.convert(gradient, x.dtype)
+        return gradient if "fp8" in (x.dtype, gradient.dtype) else self.convert(gradient, x.dtype)
 
     def convert(self, x: Value, dtype: str) -> Value:
         """x in another dtype; no graph of its own."""

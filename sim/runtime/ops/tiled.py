@@ -11,10 +11,10 @@ from math import ceil, prod
 from typing import Any
 
 from sim.runtime.autograd import Gradients, Node
+from sim.runtime.inner_backward import backward_inside, recomputing
 from sim.runtime.ops.base import Op, first, rule
 from sim.runtime.ops.cat import Cat
 from sim.runtime.ops.views import reshaped
-from sim.runtime.reentrant import backward_inside, recomputing
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 

@@ -1,16 +1,22 @@
 """DistributedDataParallel's Reducer: gradients in buckets, each summed as soon as it is complete.
 
 The first iteration has one bucket. Its order of arrival makes the buckets of all later ones: the first is full at 1 MiB,
-the others at 25 MiB. Source: torch 2.14, csrc/distributed/c10d/reducer.cpp and nn/parallel/distributed.py; recorded.
+the others at 25 MiB. With static_graph the first iteration only counts which gradients come, and sums when backward has
+ended; the second has its order of arrival seen, the third has new buckets. Source: torch 2.14,
+csrc/distributed/c10d/reducer.cpp and nn/parallel/distributed.py; recorded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from sim.program.kernels import ITEM_BYTES, Collective
+from sim.model.module import Module
+from sim.program.kernels import ITEM_BYTES, Collective, HostCopy
 from sim.program.program import COMPUTE, DATA, Owner, Phase
+from sim.runtime.autograd import Gradients, Node
+from sim.runtime.ops.base import Op
 from sim.runtime.recorder import Operators
 from sim.runtime.sharding.family import Family
 from sim.runtime.tape import Tape
@@ -60,7 +66,10 @@ class Reducer:
         self._buffers_are_due = True
         self._sums: list[int] = []
         """Events of the buckets that are on their way."""
+        self.waits_for_end = ddp.static_graph
+        """The first iteration of a static graph: nothing is summed before backward has ended."""
         self._allocate([parameters])
+        self._used = self.tape.empty((len(parameters),), "int32", owner=Owner.OTHER) if ddp.static_graph else None
         for parameter in parameters:
             parameter.post_hook = self._take
 
@@ -126,8 +135,14 @@ class Reducer:
     # -- in backward -------------------------------------------------------------------------------------------
     def _take(self, leaf: Tensor) -> None:
         """Reducer::mark_variable_ready: the gradient goes into its bucket, divided by the number of replicas."""
-        if not self._reduces:
+        if not self._reduces or self.waits_for_end:
             return
+        if self._arrived is not None:
+            self._arrived.append(leaf)
+        self._fill(leaf)
+        self._sum_complete()
+
+    def _fill(self, leaf: Tensor) -> None:
         recorder = self.tape.recorder
         recorder.operator(_REDUCE)
         bucket, gradient = self._bucket_of[id(leaf)], leaf.grad
@@ -138,10 +153,20 @@ class Reducer:
             recorder.memory_bound("aten::mul", "elementwise", 2 * gradient.bytes)
             if self.ddp.gradient_as_bucket_view:
                 leaf.grad = bucket.buffer.alias(gradient.shape, gradient.strides)
-        del gradient
-        if self._arrived is not None:
-            self._arrived.append(leaf)
         bucket.missing -= 1
+
+    def sum_at_end(self) -> None:
+        """Reducer::delay_all_reduce: who has a gradient goes round, then all gradients are put into buckets and summed."""
+        assert self._used is not None
+        recorder = self.tape.recorder
+        recorder.operator(_REDUCE)
+        recorder.copy(HostCopy("host_to_device", self._used.bytes), COMPUTE)
+        self._collective("all_reduce", self._used.bytes, "int32")
+        self._sums.clear()
+        self.waits_for_end = False
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self._fill(parameter)
         self._sum_complete()
 
     def _sum_complete(self) -> None:
@@ -176,6 +201,40 @@ class Reducer:
             parameter.post_hook = None
 
 
+class DdpSink(Op):
+    """_DDPSink: outputs of the first iteration of a static graph are cloned; its backward asks for `sum_at_end`."""
+
+    node = "_DDPSinkBackward"
+
+    @staticmethod
+    def forward(tape: Tape, *arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(tape.copy(x) for x in arguments if isinstance(x, Tensor))
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        reducer: Reducer = node.attributes[0]
+        if reducer.waits_for_end:
+            tape.final_callbacks.append(reducer.sum_at_end)
+        return list(gradients)
+
+
+class Sink:
+    """Hooks of the whole model: what it returns goes through DdpSink while the first iteration lasts."""
+
+    def __init__(self, family: DistributedDataParallel) -> None:
+        self.family = family
+
+    def pre_forward(self, module: Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return arguments
+
+    def post_forward(self, module: Module, output: Any) -> Any:
+        reducer = self.family.reducer
+        if reducer is None or not reducer.waits_for_end:
+            return output
+        several = self.family.tape.apply_tuple(DdpSink, output if isinstance(output, tuple) else (output,), reducer)
+        return several if isinstance(output, tuple) else several[0]
+
+
 class DistributedDataParallel(Family):
     """The family: a reducer over the parameters that are trained."""
 
@@ -183,6 +242,12 @@ class DistributedDataParallel(Family):
         super().__init__(tape)
         self.ddp = ddp
         self.reducer: Reducer | None = None
+        self._model: Module | None = None
+
+    def wrap(self, model: Module, blocks: Sequence[Module], outer: Sequence[Module]) -> None:
+        if self.ddp.static_graph:
+            self._model = model
+            model.hooks = Sink(self)
 
     def start(self, parameters: list[Tensor], buffers: list[Tensor]) -> None:
         self.reducer = Reducer(self.tape, self.ddp, [p for p in parameters if p.requires_grad], buffers)
@@ -194,3 +259,5 @@ class DistributedDataParallel(Family):
     def finish(self) -> None:
         if self.reducer is not None:
             self.reducer.finish()
+        if self._model is not None:
+            self._model.hooks = None
