@@ -8,12 +8,9 @@ new section of the schema needs one line here, or none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
-
-from pydantic import BaseModel
+from typing import Any
 
 from sim.checks.data_parallel import has_families, states_on_host, streams_states
 from sim.checks.eight_bit import EIGHT_BIT, compile_section, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
@@ -25,7 +22,9 @@ from sim.checks.experts import (
     latent_of,
     uses_latent_attention,
 )
+from sim.checks.expressible import expressible
 from sim.checks.facts import Facts, arguments
+from sim.checks.recipes import recipe_of
 from sim.checks.recomputation import DISCARDED, INSIDE, parts
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
@@ -39,7 +38,6 @@ from sim.checks.training import (
     loss_fusion,
     optimizer_name,
 )
-from sim.scenario.schema import ScenarioFile
 
 OTHER_NETWORK = (
     r"\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
@@ -90,6 +88,12 @@ FEATURES = (
         name="a network that is no decoder", path="model.network", needed=lambda f: f.says("model_name", OTHER_NETWORK)
     ),
     Feature(name="experts", path="model.experts", needed=has_experts, value=experts_of),
+    Feature(
+        name="multi-token prediction",
+        path="model.mtp_layers",
+        needed=lambda f: recipe_of(f).mtp_layers > 0,
+        value=lambda f: recipe_of(f).mtp_layers,
+    ),
     Feature(name="latent attention", path="model.latent", needed=uses_latent_attention, value=latent_of),
     Feature(
         name="expert parallelism",
@@ -378,20 +382,3 @@ def sections(facts: Facts) -> dict[str, Any]:
             place = place.setdefault(parent, {})
         place[last] = feature.value(facts)
     return result
-
-
-def expressible(path: str) -> bool:
-    """Does the schema of scenarios have a field at this dotted path?"""
-    section: type[BaseModel] | None = ScenarioFile
-    for name in path.split("."):
-        fields: Mapping[str, Any] = section.model_fields if section else {}
-        if name not in fields:
-            return False
-        section = _section(fields[name].annotation)
-    return True
-
-
-def _section(kind: Any) -> type[BaseModel] | None:
-    if get_origin(kind) in (Union, UnionType):
-        return next((found for option in get_args(kind) if (found := _section(option))), None)
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

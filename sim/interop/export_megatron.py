@@ -57,7 +57,7 @@ def export_megatron(setup: Setup, file: str) -> tuple[str, list[str]]:
 
 def _network(model: ModelConfig) -> Iterator[str]:
     yield f"--num-layers {model.layers} --hidden-size {model.hidden} --ffn-hidden-size {model.ffn_hidden}"
-    yield f"--num-attention-heads {model.heads}"
+    yield f"--num-attention-heads {model.heads}" + (f" --mtp-num-layers {model.mtp_layers}" if model.mtp_layers else "")
     if model.latent is None and model.head_dim != model.hidden // model.heads:
         yield f"--kv-channels {model.head_dim}"
     if model.kv_heads != model.heads:
