@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.checks.data_parallel import has_families, states_on_host, streams_states
-from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
+from sim.checks.eight_bit import EIGHT_BIT, compile_section, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
     expert_parallel,
     expert_ranks,
@@ -29,7 +29,6 @@ from sim.checks.recomputation import DISCARDED, INSIDE, parts
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
 from sim.checks.training import (
-    IN_BACKWARD,
     OTHER,
     PREFIX_ADAPTER,
     has_lora,
@@ -37,6 +36,7 @@ from sim.checks.training import (
     lora,
     loss_fusion,
     optimizer_name,
+    steps_in_backward,
 )
 
 OTHER_NETWORK = (
@@ -187,13 +187,13 @@ FEATURES = (
     Feature(
         name="a step inside backward",
         path="optimizer.in_backward",
-        needed=lambda f: f.says("notes", IN_BACKWARD),
+        needed=steps_in_backward,
         value=lambda f: True,
     ),
     Feature(
         name="no clipping, which steps inside backward rule out",
         path="optimizer.clip_norm",
-        needed=lambda f: f.says("notes", IN_BACKWARD),
+        needed=steps_in_backward,
     ),
     Feature(
         name="LOMO's parameters in 16 bit, of which there are no others",
@@ -262,6 +262,12 @@ FEATURES = (
         value=lambda f: True,
     ),
     Feature(
+        name="several instances of the distributed optimizer",
+        path="parallel.data.optimizer_instances",
+        needed=lambda f: int(arguments(f).get("num-distributed-optimizer-instances", 1)) > 1,
+        value=lambda f: int(arguments(f)["num-distributed-optimizer-instances"]),
+    ),
+    Feature(
         name="products that do not add to main gradients",
         path="parallel.data.gradient_accumulation_fusion",
         needed=lambda f: bool(arguments(f).get("no-gradient-accumulation-fusion")) and _shared(f, REPLICATED),
@@ -305,7 +311,7 @@ FEATURES = (
         needed=lambda f: has_offload(f) and streams_states(f),
         without="what main memory holds and the GPU streams through once a step is not simulated",
     ),
-    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: compile_section(f)),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -333,10 +339,6 @@ FEATURES = (
         ),
     ),
 )
-
-
-def _compile(facts: Facts) -> dict[str, bool]:
-    return {"loss": True} if software_of(facts).compiled_loss and facts.pp * facts.tp == 1 else {}
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:

@@ -149,6 +149,8 @@ def _parallel(setup: Setup) -> Iterator[str]:
             "--no-gradient-accumulation-fusion": not data.gradient_accumulation_fusion,
         }
         yield from (flag for flag, is_set in flags.items() if is_set)
+        if data.optimizer_instances > 1:
+            yield f"--num-distributed-optimizer-instances {data.optimizer_instances}"
     if setup.fsdp is not None:
         yield "--use-torch-fsdp2"
         yield from ["--torch-fsdp2-no-reshard-after-forward"] if setup.fsdp.reshard_after_forward is False else []
