@@ -29,7 +29,6 @@ from sim.checks.recomputation import DISCARDED, INSIDE, parts
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
 from sim.checks.training import (
-    IN_BACKWARD,
     OTHER,
     PREFIX_ADAPTER,
     has_lora,
@@ -37,6 +36,7 @@ from sim.checks.training import (
     lora,
     loss_fusion,
     optimizer_name,
+    steps_in_backward,
 )
 
 OTHER_NETWORK = (
@@ -187,13 +187,13 @@ FEATURES = (
     Feature(
         name="a step inside backward",
         path="optimizer.in_backward",
-        needed=lambda f: f.says("notes", IN_BACKWARD),
+        needed=steps_in_backward,
         value=lambda f: True,
     ),
     Feature(
         name="no clipping, which steps inside backward rule out",
         path="optimizer.clip_norm",
-        needed=lambda f: f.says("notes", IN_BACKWARD),
+        needed=steps_in_backward,
     ),
     Feature(
         name="LOMO's parameters in 16 bit, of which there are no others",
