@@ -18,8 +18,8 @@ def has_offload(facts: Facts) -> bool:
 
 
 def compiled(facts: Facts) -> bool:
-    """With offload, adapters on four-bit weights, steps inside backward, or ranks that share layers (but torchtitan's), blocks are played in
-    eager mode."""
+    """With offload, adapters on four-bit weights, steps inside backward, or ranks that share layers (but torchtitan's),
+    blocks are played in eager mode."""
     shared = facts.tp * facts.cp > 1 and software_of(facts).llama != "torchtitan"
     eager = has_offload(facts) or is_four_bit(facts) or steps_in_backward(facts) or shared
     return facts.says("compile", "^yes") and not eager
