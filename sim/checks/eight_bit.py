@@ -6,7 +6,7 @@ import re
 
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
-from sim.checks.training import IN_BACKWARD, has_lora
+from sim.checks.training import has_lora, steps_in_backward
 
 EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
 """Words of numbers below 16 bit."""
@@ -21,7 +21,7 @@ def compiled(facts: Facts) -> bool:
     """With offload, adapters, steps inside backward, or ranks that share layers (but torchtitan's), blocks are played in
     eager mode."""
     shared = facts.tp * facts.cp > 1 and software_of(facts).llama != "torchtitan"
-    eager = has_offload(facts) or has_lora(facts) or facts.says("notes", IN_BACKWARD) or shared
+    eager = has_offload(facts) or has_lora(facts) or steps_in_backward(facts) or shared
     return facts.says("compile", "^yes") and not eager
 
 
@@ -43,3 +43,8 @@ def fp8_recipe(facts: Facts) -> str | None:
 
 def stores_fp8(facts: Facts) -> bool:
     return software_of(facts).stores_fp8 and fp8_recipe(facts) in ("delayed", "tensorwise")
+
+
+def compile_section(facts: Facts) -> dict[str, bool]:
+    """What is compiled beside the blocks: the loss, where the software does so."""
+    return {"loss": True} if software_of(facts).compiled_loss and facts.pp * facts.tp == 1 else {}

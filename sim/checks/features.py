@@ -8,15 +8,12 @@ new section of the schema needs one line here, or none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
-
-from pydantic import BaseModel
+from typing import Any
 
 from sim.checks.data_parallel import has_families, states_on_host, streams_states
-from sim.checks.eight_bit import EIGHT_BIT, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
+from sim.checks.eight_bit import EIGHT_BIT, compile_section, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
 from sim.checks.experts import (
     expert_parallel,
     expert_ranks,
@@ -25,12 +22,13 @@ from sim.checks.experts import (
     latent_of,
     uses_latent_attention,
 )
+from sim.checks.expressible import expressible
 from sim.checks.facts import Facts, arguments
+from sim.checks.recipes import recipe_of
 from sim.checks.recomputation import DISCARDED, INSIDE, parts
 from sim.checks.software import software_of
 from sim.checks.stages import pipeline_of
 from sim.checks.training import (
-    IN_BACKWARD,
     OTHER,
     PREFIX_ADAPTER,
     has_lora,
@@ -38,8 +36,8 @@ from sim.checks.training import (
     lora,
     loss_fusion,
     optimizer_name,
+    steps_in_backward,
 )
-from sim.scenario.schema import ScenarioFile
 
 OTHER_NETWORK = (
     r"\bvit\b|llava|multimodal|retro|mamba|nemotron-?h|nemotron[ _-]?v?3(?!\d)|falcon|\bphi\b|phi-"
@@ -90,6 +88,12 @@ FEATURES = (
         name="a network that is no decoder", path="model.network", needed=lambda f: f.says("model_name", OTHER_NETWORK)
     ),
     Feature(name="experts", path="model.experts", needed=has_experts, value=experts_of),
+    Feature(
+        name="multi-token prediction",
+        path="model.mtp_layers",
+        needed=lambda f: recipe_of(f).mtp_layers > 0,
+        value=lambda f: recipe_of(f).mtp_layers,
+    ),
     Feature(name="latent attention", path="model.latent", needed=uses_latent_attention, value=latent_of),
     Feature(
         name="expert parallelism",
@@ -183,13 +187,13 @@ FEATURES = (
     Feature(
         name="a step inside backward",
         path="optimizer.in_backward",
-        needed=lambda f: f.says("notes", IN_BACKWARD),
+        needed=steps_in_backward,
         value=lambda f: True,
     ),
     Feature(
         name="no clipping, which steps inside backward rule out",
         path="optimizer.clip_norm",
-        needed=lambda f: f.says("notes", IN_BACKWARD),
+        needed=steps_in_backward,
     ),
     Feature(
         name="LOMO's parameters in 16 bit, of which there are no others",
@@ -258,6 +262,12 @@ FEATURES = (
         value=lambda f: True,
     ),
     Feature(
+        name="several instances of the distributed optimizer",
+        path="parallel.data.optimizer_instances",
+        needed=lambda f: int(arguments(f).get("num-distributed-optimizer-instances", 1)) > 1,
+        value=lambda f: int(arguments(f)["num-distributed-optimizer-instances"]),
+    ),
+    Feature(
         name="products that do not add to main gradients",
         path="parallel.data.gradient_accumulation_fusion",
         needed=lambda f: bool(arguments(f).get("no-gradient-accumulation-fusion")) and _shared(f, REPLICATED),
@@ -301,7 +311,7 @@ FEATURES = (
         needed=lambda f: has_offload(f) and streams_states(f),
         without="what main memory holds and the GPU streams through once a step is not simulated",
     ),
-    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: _compile(f)),
+    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: compile_section(f)),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -329,10 +339,6 @@ FEATURES = (
         ),
     ),
 )
-
-
-def _compile(facts: Facts) -> dict[str, bool]:
-    return {"loss": True} if software_of(facts).compiled_loss and facts.pp * facts.tp == 1 else {}
 
 
 def _offloaded(facts: Facts) -> dict[str, Any]:
@@ -376,20 +382,3 @@ def sections(facts: Facts) -> dict[str, Any]:
             place = place.setdefault(parent, {})
         place[last] = feature.value(facts)
     return result
-
-
-def expressible(path: str) -> bool:
-    """Does the schema of scenarios have a field at this dotted path?"""
-    section: type[BaseModel] | None = ScenarioFile
-    for name in path.split("."):
-        fields: Mapping[str, Any] = section.model_fields if section else {}
-        if name not in fields:
-            return False
-        section = _section(fields[name].annotation)
-    return True
-
-
-def _section(kind: Any) -> type[BaseModel] | None:
-    if get_origin(kind) in (Union, UnionType):
-        return next((found for option in get_args(kind) if (found := _section(option))), None)
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

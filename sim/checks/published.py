@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from sim.api import Outcome, load, simulate_setup
-from sim.checks.features import expressible
+from sim.checks.expressible import expressible
 from sim.checks.figures import FigureError, evaluate
 from sim.scenario import ScenarioError, load_text
 from sim.scenario.setup import Setup

@@ -7,7 +7,8 @@ Facts of the recipes in Megatron-Bridge's scripts/performance/configs, which its
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sim.checks.facts import Facts
 
@@ -28,6 +29,10 @@ class Recipe:
     flex: bool = False
     virtual: int = 1
     """Stages per rank, where a row prints none."""
+    mtp_layers: int = 0
+    """Layers of multi-token prediction."""
+    layouts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Layers of each stage, by the number of stages."""
 
     def covers(self, facts: Facts) -> bool:
         words = {"source": self.source, "model_name": self.model, "gpu": self.gpu, "precision": self.precision}
@@ -38,6 +43,9 @@ class Recipe:
 OF_2026 = r"\(26\.\d"
 """Containers since 26.02; before, Blackwell's recipes had all-to-all."""
 
+OF_61_LAYERS = {4: (16,) * 3 + (13,), 8: (8,) * 7 + (5,), 16: (4,) * 15 + (1,), 32: (1,) + (2,) * 30 + (0,)}
+"""The last stage has the head and the layer that predicts further tokens."""
+
 RECIPES = (
     # gpt_oss_workload_base_configs.py: GB300 and B300 recompute nothing; MXFP8 sets cutedsl_fused_grouped_mlp
     Recipe(source="megatron-bridge", model="gpt.?oss", precision="mx", fused_experts=True, flex=True),
@@ -46,7 +54,12 @@ RECIPES = (
     # qwen3_, deepseek_ and kimi_workload_base_configs.py: moe_flex_dispatcher_backend hybridep (deepep on some B200)
     Recipe(source="megatron-bridge", model="qwen3.30b", release=OF_2026, flex=True),
     Recipe(source="megatron-bridge", model="qwen3.235b", release=OF_2026, gpu="gb[23]00", flex=True),
-    Recipe(source="megatron-bridge", model="deepseek|kimi", release=OF_2026, flex=True),
+    Recipe(source="megatron-bridge", model="kimi", release=OF_2026, flex=True, layouts=OF_61_LAYERS),
+    # deepseek_v3.py: mtp_num_layers 1, set_deepseek_v3_pipeline_model_parallel_layout; NeMo 2's recipe has use_mtp
+    Recipe(source="megatron-bridge", model="deepseek.*w/o mtp", layouts=OF_61_LAYERS),
+    Recipe(source="megatron-bridge", model="deepseek", release=OF_2026, flex=True, mtp_layers=1, layouts=OF_61_LAYERS),
+    Recipe(source="megatron-bridge", model="deepseek", mtp_layers=1, layouts=OF_61_LAYERS),
+    Recipe(source="dgxc", model="deepseek", mtp_layers=1),
     # NeMo 2's pretrain_nemotron4_340b and every release of dgxc-benchmarking that prints it
     Recipe(source="dgxc|nemo", model="nemotron-?4? ?-?340b", virtual=12),
     # NeMo's performance summary, whose table of 24.07 prints them for the same models over as many stages

@@ -7,8 +7,9 @@ from math import gcd
 from typing import Any
 
 from sim.checks.data_parallel import has_families, states_on_host
+from sim.checks.expressible import expressible
 from sim.checks.facts import Facts
-from sim.checks.features import REPLICATED, NotExpressible, expressible
+from sim.checks.features import REPLICATED, NotExpressible
 from sim.checks.software import Software
 
 KEEPS_GATHERED = r"shard_grad_op|zero-?2-like|hybrid_shard_zero2"

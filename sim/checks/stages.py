@@ -30,6 +30,9 @@ def _placement(facts: Facts) -> dict[str, Any]:
     """With two stages more than layers, embedding and head have stages of their own; the first and the last stage have as
     many layers as an argument list says, the others share the rest."""
     stages = facts.pp * _chunks(facts)
+    layout = recipe_of(facts).layouts.get(stages)
+    if layout is not None:
+        return {"placement": list(layout)}
     if facts.layers is None or software_of(facts).gpt != "megatron":
         return {}
     if stages == facts.layers + 2:

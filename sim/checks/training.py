@@ -44,10 +44,22 @@ def lora(facts: Facts) -> dict[str, Any]:
     return section
 
 
+def on_one_gpu(facts: Facts) -> bool:
+    """torchtune's recipes for whole models on one GPU (*_full_single_device.yaml): 8-bit AdamW, stepped in backward."""
+    return software_of(facts).name == "torchtune" and facts.num_gpus == 1 and not has_lora(facts)
+
+
+def steps_in_backward(facts: Facts) -> bool:
+    """As the notes say, or the software's recipe."""
+    return facts.says("notes", IN_BACKWARD) or on_one_gpu(facts)
+
+
 def optimizer_name(facts: Facts) -> str | None:
     """The schema's name of an optimizer other than AdamW; None: AdamW."""
     if facts.says("notes", SGD):
         return "sgd"
+    if on_one_gpu(facts):
+        return "adamw-8bit"
     return "adamw-8bit" if facts.says("notes", EIGHT_BIT_ADAM) and not has_lora(facts) else None
 
 

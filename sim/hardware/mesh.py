@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -95,7 +96,14 @@ class Mesh:
 
     def span(self, *names: str, rank: int = 0) -> Span:
         """How the group of `rank` along the named dimensions lies on the nodes."""
-        members = self._view(names).group(rank, *names)
+        return self.span_of(self.members(*names, rank=rank))
+
+    def members(self, *names: str, rank: int = 0) -> tuple[int, ...]:
+        """The group of `rank` along the named dimensions, in the numbering that has them."""
+        return self._view(names).group(rank, *names)
+
+    def span_of(self, members: Sequence[int]) -> Span:
+        """How these ranks lie on the nodes."""
         ranks_by_node = Counter(member // self.gpus_per_node for member in members)
         counts = ranks_by_node.values()
         return Span(sum(counts), len(ranks_by_node), max(counts), len(set(counts)) == 1)

@@ -57,7 +57,7 @@ def export_megatron(setup: Setup, file: str) -> tuple[str, list[str]]:
 
 def _network(model: ModelConfig) -> Iterator[str]:
     yield f"--num-layers {model.layers} --hidden-size {model.hidden} --ffn-hidden-size {model.ffn_hidden}"
-    yield f"--num-attention-heads {model.heads}"
+    yield f"--num-attention-heads {model.heads}" + (f" --mtp-num-layers {model.mtp_layers}" if model.mtp_layers else "")
     if model.latent is None and model.head_dim != model.hidden // model.heads:
         yield f"--kv-channels {model.head_dim}"
     if model.kv_heads != model.heads:
@@ -149,6 +149,8 @@ def _parallel(setup: Setup) -> Iterator[str]:
             "--no-gradient-accumulation-fusion": not data.gradient_accumulation_fusion,
         }
         yield from (flag for flag, is_set in flags.items() if is_set)
+        if data.optimizer_instances > 1:
+            yield f"--num-distributed-optimizer-instances {data.optimizer_instances}"
     if setup.fsdp is not None:
         yield "--use-torch-fsdp2"
         yield from ["--torch-fsdp2-no-reshard-after-forward"] if setup.fsdp.reshard_after_forward is False else []

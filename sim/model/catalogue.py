@@ -55,7 +55,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 
 NO_FUSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(
     ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion", "persistent_norm"), (False,)
-) | {"loss_fusion": ("none",), "liger": ((),), "mlp_tiles": (1,)}
+) | {"loss_fusion": ("none",), "liger": ((),), "mlp_tiles": (1,), "mtp_layers": (0,)}
 LOSS_FUSIONS: dict[str, tuple[Any, ...]] = {"loss_fusion": ("none", "native", "te")}
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
@@ -83,7 +83,7 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     | {"norm": ("fused", "layer_norm"), "rope": ("fused",), "gqa": ("sdpa",), "attention": ("sdpa",)}
     | {"activation": ("silu", "squared_relu")}
     | LOSS_FUSIONS
-    | {"logits": ("loss_upcast",), "loss_chunks": (1,)}
+    | {"logits": ("loss_upcast",), "loss_chunks": (1,), "mtp_layers": (0, 1, 2, 3)}
     | {"bias_dropout_fusion": (True,), "swiglu_fusion": (False, True), "persistent_norm": (False, True)},
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
     ("gpt", "transformers"): GPT_CODE

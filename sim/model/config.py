@@ -122,6 +122,8 @@ class ModelConfig:
     """Experts in the place of MLPs. None: no experts."""
     latent: LatentAttention | None = None
     """Multi-head latent attention; `head_dim` is then a head's width without positions. None: queries, keys, values."""
+    mtp_layers: int = 0
+    """Megatron: layers behind the last that each predict one token more, through the same head (DeepSeek-V3: 1)."""
     frozen: tuple[str, ...] = ()
     """Shell patterns of parameter names that need no gradient, e.g. "layers.[01].*"."""
     input_gradients: bool = False

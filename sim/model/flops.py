@@ -36,6 +36,7 @@ def active_parameter_count(config: ModelConfig) -> int:
     matrices = 3 if config.activation == "silu" else 2
     expert = matrices * config.hidden * experts.ffn_hidden
     layers = sum(config.has_experts(layer) for layer in range(config.layers))
+    layers += config.mtp_layers * config.has_experts(config.layers - 1)
     return count - layers * (experts.count - experts.top_k) * expert
 
 
@@ -46,7 +47,9 @@ def model_flops_per_token(config: ModelConfig, seq_len: int) -> int:
     widths, latent = 2 * config.head_dim, config.latent
     if latent is not None:
         widths = config.head_dim + latent.rope_head_dim + latent.value_head_dim
-    keys = sum(min(seq_len, config.window_of(layer) or seq_len) for layer in range(config.layers))
+    numbers = [*range(config.layers), *[config.layers - 1] * config.mtp_layers]
+    keys = sum(min(seq_len, config.window_of(layer) or seq_len) for layer in numbers)
+    weights += config.mtp_layers * config.vocab * config.hidden  # the head once more at each depth
     return 6 * weights - 2 * _frozen_weights(config) + 6 * config.heads * widths * keys
 
 

@@ -32,6 +32,8 @@ def check_kinds(given: dict[str, Any]) -> list[Fault]:
             for field, what in without.items()
             if given.get(field) is not None
         ]
+    if given.get("mtp_layers") and given["family"] != "llama":
+        faults.append(Fault("mtp_layers", given["mtp_layers"], f"the {given['family']} family has none"))
     window, every = given.get("window"), given.get("full_attention_every")
     if every and not window:
         faults.append(Fault("full_attention_every", every, "without a window every layer sees all keys: give window"))

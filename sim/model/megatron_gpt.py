@@ -7,9 +7,10 @@ parallelism, and 16 sb (16/t sb) of statistics (Korthikanti et al. 2022, with fp
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sim.model import functional as F
+from sim.model import routing as R
 from sim.model.calls import Tensor, active
 from sim.model.config import ModelConfig
 from sim.model.experts import ExpertParallel
@@ -17,6 +18,7 @@ from sim.model.language_model import Embedding, LanguageModel
 from sim.model.megatron_latent import LatentSelfAttention
 from sim.model.megatron_layer import SelfAttention, TransformerLayer, make_norm
 from sim.model.megatron_moe import MoeLayer
+from sim.model.megatron_mtp import MultiTokenPrediction, PredictionLayer
 from sim.model.module import Module, ModuleList
 from sim.model.shard.context import ContextParallel
 from sim.model.shard.tensor import ColumnParallelLinear, TensorParallel, VocabParallelEmbedding
@@ -79,7 +81,7 @@ class MegatronGpt(LanguageModel):
     """The model computes the loss per token; the script makes the position ids and takes the mean."""
 
     first_parts = ("embedding",)
-    last_parts: ClassVar[tuple[str, ...]] = ("final_layernorm", "output_layer")
+    last_parts: ClassVar[tuple[str, ...]] = ("final_layernorm", "mtp", "output_layer")
     embedding: LanguageModelEmbedding | None
     final_layernorm: Module | None
     output_layer: ColumnParallelLinear | None
@@ -93,6 +95,16 @@ class MegatronGpt(LanguageModel):
         layers = [make_layer(config, n, parallel, expert_parallel, context) for n in range(config.layers)]
         self.layers = ModuleList([*layers])
         self.final_layernorm = make_norm(config, parallel)
+        self.mtp: MultiTokenPrediction | None = None
+        if config.mtp_layers:
+            again = LanguageModelEmbedding(config, parallel)
+            again.word_embeddings.weight = embedding.word_embeddings.weight
+            number = config.layers - 1  # as the last layer
+            further = [
+                PredictionLayer(config, parallel, make_layer(config, number, parallel, expert_parallel, context))
+                for _ in range(config.mtp_layers)
+            ]
+            self.mtp = MultiTokenPrediction(again, further)
         output = self.output_layer = ColumnParallelLinear(config.hidden, config.vocab, parallel, bias=False)
         if config.tied_embeddings:
             output.weight = embedding.word_embeddings.weight
@@ -127,6 +139,16 @@ class MegatronGpt(LanguageModel):
         if self.final_layernorm is None or self.output_layer is None or targets is None:
             return x
         x = self.final_layernorm(x)
+        if self.mtp is not None:
+            predicted: Any = self.mtp(x, targets, *rope)
+            for further in predicted:
+                x = R.with_auxiliary_loss(x, self._token_losses(further, targets))
+            del predicted, further
+        return self._token_losses(x, targets)
+
+    def _token_losses(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Loss per token, [B, S], of hidden states [S, B, H]."""
+        assert self.output_layer is not None
         logits = self.output_layer(x)
         with active().computing_loss(logits):
             labels = targets.transpose(0, 1).contiguous()

@@ -46,8 +46,9 @@ def _of_megatron(setup: Setup) -> dict[str, float]:
     experts that are spread over ranks there are fewer replicas (mesh dimension edp)."""
     data, mesh, reduce = setup.data, setup.mesh, setup.precision.reduce
     assert data is not None
-    shares = mesh.degree("dp") * mesh.degree("cp") if data.distributed_optimizer else 1
-    states, of_experts = "main parameters and moments fp32", 12 / mesh.degree("edp")
+    instances = data.optimizer_instances
+    shares = mesh.degree("dp") * mesh.degree("cp") // instances if data.distributed_optimizer else 1
+    states, of_experts = "main parameters and moments fp32", 12 * instances / mesh.degree("edp")
     if setup.expert.degree > 1 and data.distributed_optimizer:
         states += f" (of experts {of_experts:.3g})"
     return {f"main gradients {reduce}": ITEM_BYTES[reduce], states: 12 / shares}

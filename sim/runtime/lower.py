@@ -10,7 +10,7 @@ import numpy as np
 from sim.cost.model import CostModel
 from sim.cost.overlap import LEVELS
 from sim.hardware.drives import Drives, usual_drives
-from sim.hardware.mesh import Mesh, Span
+from sim.hardware.mesh import Mesh
 from sim.program.kernels import Collective, CopyDirection, HostCopy, Transfer
 from sim.program.program import (
     COMPUTE,
@@ -26,9 +26,9 @@ from sim.program.program import (
 )
 from sim.program.world import BURST, DEVICE_SYNC, HOST, MEET, PASSAGE, RECORD, SYNC, WAIT, Bools, Meeting, World
 from sim.program.world_builder import NO_ARGUMENT, NO_STREAM, WorldBuilder
+from sim.runtime.groups import placement
 from sim.runtime.sections import Piece, SectionRow, Transfers, decoded, passage_of, pieces, section_codes
 
-REDUCED_OVER_CONTEXT = ("dp", "fsdp")
 """Groups in which context-parallel ranks take part: each has gradients of some tokens, like a data-parallel rank."""
 # Links of a rank; down and up: its host link to and from the host; read and write: its share of the node's drives.
 NVLINK, NIC, DOWN, UP, HOST_MEMORY, READ, WRITE = range(7)
@@ -373,18 +373,3 @@ class _Lowering:
                 level=COLLECTIVE_LEVEL,
             )
         return meeting
-
-
-def placement(mesh: Mesh, collective: Collective) -> Span:
-    """How a collective's ranks lie on the nodes. A post-forward group is the nearest `size` ranks of the shard group."""
-    if collective.group == "fsdp_post_forward":
-        per_node = min(collective.size, mesh.gpus_per_node)
-        return Span(collective.size, -(-collective.size // per_node), per_node, True)
-    if collective.group == "embedding":
-        same_node = mesh.rank({"pp": mesh.degree("pp") - 1}) < mesh.gpus_per_node
-        return Span(2, 1, 2, True) if same_node else Span(2, 2, 1, True)
-    if collective.group in REDUCED_OVER_CONTEXT and mesh.degree("cp") > 1:
-        return mesh.span(*(name for name in (collective.group, "cp") if mesh.degree(name) > 1))
-    if collective.group == "ep_etp":
-        return mesh.span(*(name for name in ("ep", "etp") if mesh.degree(name) > 1))
-    return mesh.span(collective.group)

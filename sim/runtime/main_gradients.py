@@ -10,6 +10,7 @@ runtime/bf16_optimizer.py and runtime/pipe/engine.py, read there; no recording.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
 
@@ -30,21 +31,29 @@ _REDUCE = Operators.number("megatron::reduce_gradients")
 @dataclass(frozen=True, slots=True)
 class Replicas:
     """Parameters in the model's order, of which `degree` ranks along a mesh dimension hold copies: dp, or edp of experts
-    that are spread over ranks. All are stored in one dtype."""
+    that are spread over ranks. All are stored in one dtype. `shards`: ranks over which a distributed optimizer splits
+    them, those of one of its instances."""
 
     parameters: list[Tensor]
     degree: int
     group: str = "dp"
+    shards: int = 1
 
     @property
     def dtype(self) -> str:
         return self.parameters[0].dtype
 
 
-def replicas_of(parameters: list[Tensor], degree: int, group: str = "dp") -> list[Replicas]:
+def replicas_of(parameters: list[Tensor], degree: int, data: DataParallel, group: str = "dp") -> list[Replicas]:
     """By dtype: parameters that are stored in 8 bit have buffers of their own."""
+    shards = degree // data.optimizer_instances if data.distributed_optimizer else 1
     dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
-    return [Replicas([p for p in parameters if p.dtype == dtype], degree, group) for dtype in dtypes]
+    return [Replicas([p for p in parameters if p.dtype == dtype], degree, group, shards) for dtype in dtypes]
+
+
+def shard_group(group: str, instances: int) -> str:
+    """The ranks of one instance of the optimizer, neighbours in the group of replicas."""
+    return group if instances == 1 else f"{group}:shard"
 
 
 @dataclass(slots=True)
@@ -96,7 +105,7 @@ class MainGradients:
             self._bucket_of[id(parameter.storage)] = bucket
             if number == len(parameters) - 1 or (limit is not None and elements - start >= limit):
                 if data.distributed_optimizer:
-                    elements = round_up(elements, lcm(replicas.degree, BUCKET_ALIGNMENT))
+                    elements = round_up(elements, lcm(replicas.shards, BUCKET_ALIGNMENT))
                 bucket.elements, bucket.parameters, bucket.missing = elements - start, members, members
                 start, members = elements, 0
 
@@ -160,11 +169,20 @@ class MainGradients:
         recorder, size_bytes = self.tape.recorder, bucket.elements * ITEM_BYTES[self.dtype]
         recorder.memory_bound("aten::mul_", "elementwise", 2 * size_bytes)
         recorder.stream_waits_stream(DATA, COMPUTE)
-        scatters = self.data.distributed_optimizer and not self.data.keep_gradients
-        kind: CollectiveKind = "reduce_scatter" if scatters else "all_reduce"
-        replicas = bucket.replicas
-        recorder.collective(Collective(kind, size_bytes, replicas.group, replicas.degree, self.dtype), DATA)
+        for kind, group, ranks, moved_bytes in self._meetings(bucket.replicas, size_bytes):
+            recorder.collective(Collective(kind, moved_bytes, group, ranks, self.dtype), DATA)
         self._last_reduction = recorder.record(DATA)
+
+    def _meetings(self, replicas: Replicas, size_bytes: int) -> Iterator[tuple[CollectiveKind, str, int, int]]:
+        """Summed whole; or scattered over the ranks of an instance, then each shard summed over the instances."""
+        instances = self.data.optimizer_instances
+        if not self.data.distributed_optimizer or self.data.keep_gradients:
+            yield "all_reduce", replicas.group, replicas.degree, size_bytes
+            return
+        if replicas.shards > 1:
+            yield "reduce_scatter", shard_group(replicas.group, instances), replicas.shards, size_bytes
+        if instances > 1:
+            yield "all_reduce", f"{replicas.group}:across", instances, size_bytes // replicas.shards
 
     def _sum_partial(self) -> None:
         """_allreduce_non_tensor_model_parallel_grads: flattened by a copy, summed, copied back."""

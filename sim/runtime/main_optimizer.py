@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import COMPUTE, Owner
-from sim.runtime.main_gradients import MainGradients
+from sim.runtime.main_gradients import MainGradients, shard_group
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
@@ -27,7 +27,7 @@ class MainOptimizer:
         self.state: list[Tensor] = []
         data = gradients.data
         if data.distributed_optimizer:
-            shares = [bucket.elements // bucket.replicas.degree for bucket in gradients.buckets]
+            shares = [bucket.elements // bucket.replicas.shards for bucket in gradients.buckets]
         else:
             shares = [parameter.elements for parameter in parameters]
         self.main = [tape.empty((share,), "fp32", owner=Owner.OPTIMIZER) for share in shares]
@@ -69,8 +69,9 @@ class MainOptimizer:
             return
         for bucket in self.gradients.buckets:
             replicas, size_bytes = bucket.replicas, bucket.elements * ITEM_BYTES[bucket.replicas.dtype]
-            if replicas.degree > 1:
-                work = Collective("all_gather", size_bytes, replicas.group, replicas.degree, replicas.dtype)
+            if replicas.shards > 1:
+                group = shard_group(replicas.group, data.optimizer_instances)
+                work = Collective("all_gather", size_bytes, group, replicas.shards, replicas.dtype)
                 recorder.collective(work, COMPUTE)
 
     def zero_grad(self) -> None:

@@ -184,7 +184,10 @@ class TrainingRun:
         spread = setup.expert.degree > 1
         shared = _tensors(slot for slot in slots if not (spread and slot.of_expert))
         experts = _tensors(slot for slot in slots if spread and slot.of_expert)
-        kinds = replicas_of(shared, data.degree) + replicas_of(experts, setup.mesh.degree("edp"), "edp")
+        kinds = [
+            *replicas_of(shared, data.degree, data),
+            *replicas_of(experts, setup.mesh.degree("edp"), data, "edp"),
+        ]
         partial = _tensors(slot for slot in slots if slot.partial)
         self.main_gradients = tape.main_gradients = MainGradients(
             tape,

@@ -177,6 +177,14 @@ def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | No
         document.warning(("checkpoint",), "has no effect under no_grad: nothing is saved, nothing recomputed")
 
 
+def _expert_ranks(parallel: ParallelSection) -> int:
+    """Ranks that hold one copy of all experts of a layer."""
+    if parallel.expert is None:
+        return 1
+    tensor = parallel.tensor.degree if parallel.tensor is not None else 1
+    return parallel.expert.degree * (parallel.expert.tensor or tensor)
+
+
 def check_megatron_parallel(
     document: Document, parallel: ParallelSection, model: AnyModel | None, batch: BatchSection | None
 ) -> None:
@@ -192,6 +200,16 @@ def check_megatron_parallel(
     if parallel.data is not None and code != "megatron":
         document.problem(("parallel", "data"), "only implementation megatron is written for it", show=False)
         return
+    if parallel.data is not None and (data := parallel.data).optimizer_instances > 1:
+        path = ("parallel", "data", "optimizer_instances")
+        replicas = data.degree * (parallel.context.degree if parallel.context is not None else 1)
+        of_experts = replicas * (tensor.degree if tensor is not None else 1) // _expert_ranks(parallel)
+        if not data.distributed_optimizer:
+            document.problem(path, "needs distributed_optimizer: true")
+        elif replicas % data.optimizer_instances:
+            document.problem(path, f"must divide the replicas ({replicas})")
+        elif parallel.expert is not None and of_experts % data.optimizer_instances:
+            document.problem(path, f"must divide the replicas of experts ({of_experts})")
     if tensor is not None and code not in ("megatron", "torchtitan"):
         message = "only implementations megatron and torchtitan are written for it"
         document.problem(("parallel", "tensor"), message, show=False)

@@ -89,8 +89,8 @@ class ExpertParallelSection(Section):
     """Ranks that share a layer's experts (expert-model-parallel-size). degree x tensor divides the product of the data
     and tensor degrees; what remains are replicas of the experts."""
     tensor: Ranks | None = None
-    """Ranks that share each expert's matrices (expert-tensor-parallel-size): 1, or parallel.tensor.degree. Default:
-    parallel.tensor.degree, as Megatron."""
+    """Ranks that share each expert's matrices (expert-tensor-parallel-size). Default: parallel.tensor.degree, as
+    Megatron."""
 
 
 PATH = ("parallel", "expert")
@@ -102,9 +102,6 @@ def expert_mesh(
     """The same ranks numbered for experts, outermost first: pp, edp (replicas of experts), ep, etp; or a problem."""
     degree = section.degree if section is not None else 1
     tensor = section.tensor or tensor_degree if section is not None else tensor_degree
-    if tensor not in (1, tensor_degree):
-        document.problem((*PATH, "tensor"), f"1 or parallel.tensor.degree ({tensor_degree}) is expected")
-        return None
     ranks = mesh.gpus // mesh.degree("pp")
     if ranks % (degree * tensor):
         sharing = f"{degree} x {tensor}" if tensor > 1 else f"{degree}"

@@ -31,6 +31,10 @@ class DataSection(Section):
     """Replicas of the model."""
     distributed_optimizer: bool = False
     """Main parameters and moments are split over the replicas (use-distributed-optimizer). Default: false."""
+    optimizer_instances: Ranks = 1
+    """With distributed_optimizer: the replicas form so many groups of neighbours, each of which splits main parameters and
+    moments among its ranks alone; gradients are scattered inside them and summed across
+    (num-distributed-optimizer-instances). Default: 1, one group of all."""
     overlap: bool = False
     """Gradients are reduced beside backward, in buckets (overlap-grad-reduce). Default: false, after it."""
     gradient_accumulation_fusion: bool = True

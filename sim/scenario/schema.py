@@ -120,6 +120,9 @@ class ModelSection(EncoderFields, TiledFields):
     """Rotary positions: complex or cos_sin in fp32, half in the model's dtype, fused: one kernel; none: learned ones."""
     gqa: Literal["repeat", "sdpa"] | None = None
     """Grouped-query attention: repeat copies k and v to all heads, sdpa lets the kernel read fewer heads."""
+    mtp_layers: CountOrZero | None = None
+    """megatron, Llama-like models: layers behind the last that each predict one token more through the same head (multi-token
+    prediction; DeepSeek-V3: 1), up to 3. Never recomputed here. Default: 0."""
     window: Count | None = None
     """megatron, Llama-like models: keys that a query sees at most, itself among them (sliding window). Default: all."""
     full_attention_every: Count | None = None

@@ -218,6 +218,8 @@ class DataParallel:
     distributed_optimizer: bool = False
     overlap: bool = False
     gradient_accumulation_fusion: bool = True
+    optimizer_instances: int = 1
+    """Groups of neighbouring replicas, each of which splits main parameters and moments among its ranks."""
     keep_gradients: bool = False
     fp8_parameters: bool = False
     """Weights that products read in 8 bit are stored so (ModelConfig.fp8)."""

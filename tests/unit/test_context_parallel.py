@@ -9,7 +9,7 @@ from sim.api import simulate_setup
 from sim.hardware.mesh import Span
 from sim.program.kernels import Attention
 from sim.program.program import COMPUTE, CONTEXT, Phase, Program, Row
-from sim.runtime.lower import placement
+from sim.runtime.groups import placement
 from sim.runtime.record import record
 from sim.runtime.train_pipeline import record_pipeline
 from sim.scenario import ScenarioError, load_text

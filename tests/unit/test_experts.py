@@ -272,7 +272,7 @@ def test_dropping_makes_a_step_shorter_and_imbalance_longer() -> None:
         (SPREAD, "shared_gate: true", "model.experts.shared_gate", "there is no shared expert"),
         (SPREAD, "selection_bias: true", "model.experts.selection_bias", "goes with scores: sigmoid"),
         (SPREAD, "dense_layers: 5", "model.experts.dense_layers", "at most the number of layers (4)"),
-        (BESIDE_TENSOR.replace("tensor: 1", "tensor: 4"), "top_k: 2", "parallel.expert.tensor", "1 or parallel.tensor"),
+        (BESIDE_TENSOR.replace("tensor: 1", "tensor: 4"), "top_k: 2", "parallel.expert.degree", "8 x 4 ranks"),
         (
             BESIDE_TENSOR.replace("sequence_parallel: true", "sequence_parallel: false"),
             "top_k: 2",

@@ -74,3 +74,17 @@ def test_what_llmq_streams_from_main_memory_is_left_out_and_said() -> None:
     assert "main memory" in assumed(**facts, offload="offload-opt-m+offload-master")
     assert "main memory" not in assumed(**facts, offload="none")
     assert "offload of states" in reason(offload="optimizer", source="Megatron-LM")
+
+
+def test_torchtunes_recipe_for_a_whole_model_on_one_gpu_steps_in_backward_with_8_bit_states() -> None:
+    torchtune = {
+        "source": "torchtune README",
+        "model_name": "Llama 3.1 8B",
+        "num_gpus": "1",
+        "dp": "1",
+        "global_batch": "2",
+    }
+    alone = document(**torchtune, notes="finetune method=full")["optimizer"]
+    assert (alone["name"], alone["in_backward"], alone["clip_norm"]) == ("adamw-8bit", True, None)
+    assert "in_backward" not in document(**torchtune, notes="finetune method=LoRA")["optimizer"]
+    assert "in_backward" not in document(source="torchtune README", notes="finetune method=full")["optimizer"]

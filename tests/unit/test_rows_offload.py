@@ -38,13 +38,6 @@ def test_torchtunes_offload_is_fsdp2s_with_the_units_of_its_recipe() -> None:
     assert states["precision"]["reduce"] == "bf16"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"offload": "offload-opt-m+offload-opt-v", "source": "LLMQ benchmarks"},
-        {"offload": "optimizer 50%", "source": "Megatron-Bridge perf skills", "fsdp_or_zero": "zero1"},
-    ],
-)
-def test_states_that_another_program_keeps_on_the_host_are_not_expressible(changes: dict[str, str]) -> None:
+def test_states_that_another_program_keeps_on_the_host_are_not_expressible() -> None:
     with pytest.raises(NotExpressible, match="offload of states"):
-        document(**changes)
+        document(offload="optimizer 50%", source="Megatron-Bridge perf skills", fsdp_or_zero="zero1")

@@ -67,3 +67,34 @@ def test_nemotron_340b_has_a_stage_per_layer_where_its_row_prints_none() -> None
 def test_hybrid_ep_carries_tokens_where_recipes_of_2026_say_so(model: str, gpu: str, release: str, flex: bool) -> None:
     made = document(**OSS | {"model_name": model, "source_locator": release}, gpu=gpu, precision="BF16")
     assert made["model"]["experts"].get("dispatcher") == ("flex" if flex else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "depth"),
+    [
+        ("DeepSeekV3", "Megatron-Bridge performance summary", 1),
+        ("DeepSeekV3 (w/ MTP)", "Megatron-Bridge performance summary", 1),
+        ("DeepSeekV3 (w/o MTP)", "Megatron-Bridge performance summary", None),
+        ("Kimi_K2", "Megatron-Bridge performance summary", None),
+        ("Deepseek V3", "NVIDIA dgxc-benchmarking v25.05.05", 1),
+    ],
+)
+def test_deepseek_predicts_a_token_more_unless_its_row_says_without(name: str, source: str, depth: int | None) -> None:
+    made = document(**OSS | {"model_name": name, "source": source}, gpu="DGX-GB200", precision="BF16")
+    assert made["model"].get("mtp_layers") == depth
+
+
+@pytest.mark.parametrize(("pp", "vpp", "last"), [("2", "8", 1), ("4", "4", 1), ("8", "4", 0), ("4", "n/a", 13)])
+def test_deepseeks_last_stage_has_fewer_layers(pp: str, vpp: str, last: int) -> None:
+    stages = OSS | {
+        "model_name": "DeepSeekV3",
+        "pp": pp,
+        "vpp": vpp,
+        "dp": "",
+        "num_gpus": "256",
+        "global_batch": "2048",
+    }
+    placement = document(**stages | {"micro_batch": "1"}, gpu="DGX-GB200", precision="BF16")["parallel"]["pipeline"][
+        "placement"
+    ]
+    assert (sum(placement), placement[-1]) == (61, last)

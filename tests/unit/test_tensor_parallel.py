@@ -13,6 +13,7 @@ from sim.model.catalogue import build_model as config_of
 from sim.model.catalogue import preset_shapes
 from sim.model.shard.tensor import TensorParallel
 from sim.program.program import COMPUTE, DATA, TENSOR, Owner, Phase, Program, Row
+from sim.runtime.groups import placement
 from sim.runtime.record import record
 from sim.scenario import ScenarioError, load_text
 from sim.scenario.setup import DataParallel, Setup
@@ -25,6 +26,7 @@ precision: {parameters: bf16, compute: bf16}
 parallel: PARALLEL
 """
 LAYERS = 4
+INSTANCES = "parallel.data.optimizer_instances"
 TP8 = "{tensor: {degree: 8}}"
 SP8 = "{tensor: {degree: 8, sequence_parallel: true}}"
 
@@ -159,6 +161,33 @@ def test_gradients_are_reduced_once_per_step_whatever_the_micro_batches(distribu
     assert [program.collectives[i].kind for i in rows.tolist()] == [kind] * 2
 
 
+def test_instances_of_the_optimizer_scatter_inside_and_sum_across() -> None:
+    """8 replicas of 16-bit parameters, 2 instances on nodes of 4: 4 ranks scatter and gather, pairs across nodes sum a quarter;
+    states are those of 4 shards."""
+    text = "{data: {degree: 8, distributed_optimizer: true, optimizer_instances: 2}}"
+    setup = load_text(TEXT.replace("PARALLEL", text).replace("gpus_per_node: 8", "gpus_per_node: 4, nodes: 2"), "dp")
+    program = record(setup.strategies[0], steps=1)
+    found = [c for c in program.collectives if c.group != "tp" and c.bytes > 4]
+    scattered, summed, gathered = (
+        next(c for c in found if c.kind == k) for k in ("reduce_scatter", "all_reduce", "all_gather")
+    )
+    assert [(c.group, c.size) for c in (scattered, summed, gathered)] == [
+        ("dp:shard", 4),
+        ("dp:across", 2),
+        ("dp:shard", 4),
+    ]
+    assert (summed.bytes, gathered.bytes) == (scattered.bytes // 4, scattered.bytes // 2)
+    mesh = setup.strategies[0].mesh
+    assert [placement(mesh, c).nodes for c in (scattered, summed)] == [1, 2]
+    states = _bytes_of(program, Owner.OPTIMIZER)
+    assert states == 12 * scattered.bytes // 4 // 4
+
+
+def _bytes_of(program: Program, owner: Owner) -> int:
+    made = program.mem_kind == 0
+    return int(program.mem_bytes[made][program.owners == owner].sum())
+
+
 def _accumulating(parallel: str) -> Setup:
     text = TEXT.replace("PARALLEL", parallel).replace("seq_len: 128", "seq_len: 128, accumulation: 3")
     return load_text(text, "tp").strategies[0]
@@ -208,6 +237,14 @@ def test_a_collective_on_the_compute_stream_is_exposed_and_one_beside_products_i
         (TP8, "megatron", "nanogpt", "parallel.tensor", "only implementations megatron"),
         ("{data: {degree: 8}}", "megatron", "nanogpt", "parallel.data", "only implementation megatron"),
         ("{data: {degree: 2}, fsdp: {degree: 4}}", "", "", "parallel.data", "fsdp is data parallelism already"),
+        ("{data: {degree: 8, optimizer_instances: 2}}", "", "", INSTANCES, "needs distributed_optimizer: true"),
+        (
+            "{data: {degree: 8, distributed_optimizer: true, optimizer_instances: 3}}",
+            "",
+            "",
+            INSTANCES,
+            "divide the replicas",
+        ),
         ("{tensor: {degree: 4}}", "", "", "parallel", "tp 4 = 4 ranks, but the cluster has 8 GPUs"),
     ],
 )
