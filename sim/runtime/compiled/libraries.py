@@ -102,8 +102,10 @@ def float8_product(t: Tracer, x: Value, weight: Value) -> Value:
         tokens = factors[0] if by_rows else None
         return product(t, "aten.mm", (*scales, *factors), m, n, k, stored, dtype, rows=tokens)
 
-    def unscaled(a: tuple[Value, Value], b: tuple[Value, Value | None], *sizes: Any, by_rows: bool = True) -> Value:
-        y = scaled(a, b, *sizes, by_rows=by_rows)
+    def unscaled(
+        a: tuple[Value, Value], b: tuple[Value, Value | None], m: int, n: int, k: int, stored: Any, by_rows: bool = True
+    ) -> Value:
+        y = scaled(a, b, m, n, k, stored, by_rows)
         if t.float8 != "rowwise" or b[1] is None:
             return y
         return t.pointwise("aten.mul", y, a[1], b[1])
