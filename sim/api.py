@@ -10,6 +10,7 @@ from pathlib import Path
 from sim.cost.model import CostModel
 from sim.engine.allocated import sum_memory
 from sim.engine.deadlock import DeadlockError, with_transfers_named
+from sim.engine.folded import play_folded
 from sim.engine.memory import MemoryPlay, play_memory
 from sim.engine.play import play
 from sim.engine.steady import Cycle, find_cycle
@@ -372,9 +373,12 @@ def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[Memo
 
     One program and memory per pipeline rank. Raises DeadlockError when ranks wait for each other.
     """
-    cost = cost_model(setup)
-    calls = [[_host_call(cost, event, action) for event, action, _ in memory.driver_calls] for memory in memories]
-    lowered = lower(programs, cost, setup.mesh, calls, setup.cluster.drives)
+    return play_folded(programs, _host_calls(setup, memories), partial(play_whole, setup))
+
+
+def play_whole(setup: Setup, programs: Sequence[Program], calls: Sequence[Sequence[HostCall]]) -> list[Lanes]:
+    """The same with every row of the programs played."""
+    lowered = lower(programs, cost_model(setup), setup.mesh, calls, setup.cluster.drives)
     try:
         played = play(lowered.world)
     except DeadlockError as error:
@@ -385,9 +389,13 @@ def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[Memo
     ]
 
 
-def _host_call(cost: CostModel, event: int, action: str) -> HostCall:
-    kind, waits = _DRIVER_COST[action]
-    return HostCall(event, cost.driver_call_ns(kind), waits)
+def _host_calls(setup: Setup, memories: Sequence[MemoryTimeline]) -> list[list[HostCall]]:
+    cost = cost_model(setup)
+    prices = {action: (cost.driver_call_ns(kind), waits) for action, (kind, waits) in _DRIVER_COST.items()}
+    return [
+        [HostCall(int(memory.program.mem_row[event]), *prices[action]) for event, action, _ in memory.driver_calls]
+        for memory in memories
+    ]
 
 
 def shown_lanes(outcome: Outcome) -> list[Lanes]:

@@ -55,9 +55,9 @@ COPY_LEVEL, COLLECTIVE_LEVEL = 1, 2  # of contention: kernels beside a copy engi
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A driver call of the allocator: before memory event `event`, for `host_ns`; `waits`: until the device is idle."""
+    """A driver call of the allocator: before row `row`, for `host_ns`; `waits`: until the device is idle."""
 
-    event: int
+    row: int
     host_ns: int
     waits: bool
 
@@ -182,7 +182,7 @@ class _Lowering:
         program = self.program
         calls_at: dict[int, list[HostCall]] = {}
         for call in host_calls:
-            calls_at.setdefault(int(program.mem_row[call.event]), []).append(call)
+            calls_at.setdefault(call.row, []).append(call)
         kinds, streams, arguments = program.row_kind.copy(), program.row_stream, program.row_argument.copy()
         rows = len(kinds)
         launch = kinds == Row.LAUNCH

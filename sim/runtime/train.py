@@ -17,7 +17,9 @@ from sim.model.module import Buffer, Parameter
 from sim.program.kernels import Collective
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.accumulation import MicroBatches
 from sim.runtime.compiled.region import CompiledLoss
+from sim.runtime.extend import NotPeriodic
 from sim.runtime.fp8 import start_fp8
 from sim.runtime.grad_scaler import GradScaler
 from sim.runtime.host_adamw import HostAdamW
@@ -37,6 +39,7 @@ from sim.runtime.sharding.partial_gradients import sum_partial_gradients
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.torch_context import TorchContext
+from sim.runtime.unfold import unfold
 from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
@@ -44,13 +47,20 @@ from sim.scenario.setup import DataParallel, Optimizer, Setup
 assert ops  # importing it fills the tape's rules
 
 
-def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, stamps: bool = True) -> Program:
+def record_training(
+    setup: Setup, steps: int = 2, fail_at: int | None = None, stamps: bool = True, folds: bool = True
+) -> Program:
     """Everything that one rank (rank 0) issues in `steps` training steps of a transformer.
 
-    `stamps`: record layers that are alike once (same program, sooner).
+    `stamps`: record layers that are alike once; `folds`: micro-batches that are alike (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
-    return recorded(TrainingRun(setup, Recorder(fail_at)), steps, stamps and fail_at is None and stampable(setup))
+    run = TrainingRun(setup, Recorder(fail_at), folds=folds and fail_at is None)
+    program = recorded(run, steps, stamps and fail_at is None and stampable(setup))
+    try:
+        return unfold(program, run.micro_batches.folded)
+    except NotPeriodic:
+        return record_training(setup, steps, fail_at, stamps, folds=False)
 
 
 def recorded(run: TrainingRun, steps: int, stamps: bool) -> Program:
@@ -78,15 +88,21 @@ class TrainingRun:
     """
 
     def __init__(
-        self, setup: Setup, recorder: Recorder, models: list[LanguageModel] | None = None, tape: Tape | None = None
+        self,
+        setup: Setup,
+        recorder: Recorder,
+        models: list[LanguageModel] | None = None,
+        tape: Tape | None = None,
+        folds: bool = False,
     ) -> None:
         """`models`: the stages that a rank of a pipeline holds. Default: the whole model. `tape`: of a device that is no
-        GPU, on this recorder."""
+        GPU, on this recorder. `folds`: leave out micro-batches that are like others."""
         assert isinstance(setup.model, ModelConfig)
         self.setup = setup
         self.trains = setup.mode == "train"
         self.config = setup.model if self.trains else evaluated(setup.model)
         self.recorder = recorder
+        self.micro_batches = MicroBatches(recorder, setup.batch.accumulation, folds)
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = tape or Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
@@ -203,17 +219,17 @@ class TrainingRun:
     # -- one step ----------------------------------------------------------------------------------------------
     def step(self, number: int) -> None:
         setup, mark = self.setup, self.recorder.mark
-        accumulation = setup.batch.accumulation
         if setup.batch.tokens == "per_step":
             self._load_data()
             mark(f"s{number}.data")
-        for micro_batch in range(accumulation):
+        for micro_batch in self.micro_batches:
+            is_last = self.micro_batches.is_last(micro_batch)
             if setup.batch.tokens == "per_micro_batch":
                 self._load_data()
             if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
             self.tape.first_micro_batch = micro_batch == 0
-            self._set_gradient_sync(micro_batch == accumulation - 1)
+            self._set_gradient_sync(is_last)
             if self.context is not None:
                 self.context.enter(self)
             self._forward()
@@ -225,7 +241,7 @@ class TrainingRun:
             if self.context is not None:
                 self.context.leave(self)
             self.logits = None
-            if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
+            if is_last and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
             self.loss = None
         self._finish_gradients()
