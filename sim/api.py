@@ -18,8 +18,9 @@ from sim.engine.stream_clock import StreamClock
 from sim.model.config import ChainConfig
 from sim.program.collector import without_collector
 from sim.program.program import Mem, Owner, Program
+from sim.runtime.driver_calls import HostCall, host_calls
 from sim.runtime.extend import NotPeriodic, cut, extend
-from sim.runtime.lower import HostCall, lower
+from sim.runtime.lower import lower
 from sim.runtime.record import record, steps_to_record
 from sim.runtime.schedules import in_flight, order, stages_of
 from sim.scenario import load_scenario
@@ -46,14 +47,6 @@ from sim.timeline.stories import Story, stories
 UNLIMITED_BYTES = 1 << 50
 MOST_STEPS = 13
 """So many steps are played to see memory repeat itself. Mostly the fourth does; near the limit a cycle of a few."""
-
-_DRIVER_COST = {
-    "segment_alloc": ("cuda_malloc", False),
-    "segment_free": ("cuda_free", True),
-    "segment_map": ("map", False),
-    "segment_unmap": ("unmap", True),
-    "flush": ("synchronize", True),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +366,9 @@ def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[Memo
 
     One program and memory per pipeline rank. Raises DeadlockError when ranks wait for each other.
     """
-    return play_folded(programs, _host_calls(setup, memories), partial(play_whole, setup))
+    cost = cost_model(setup)
+    calls = [host_calls(memory.program, memory.driver_calls, cost) for memory in memories]
+    return play_folded(programs, calls, partial(play_whole, setup))
 
 
 def play_whole(setup: Setup, programs: Sequence[Program], calls: Sequence[Sequence[HostCall]]) -> list[Lanes]:
@@ -386,15 +381,6 @@ def play_whole(setup: Setup, programs: Sequence[Program], calls: Sequence[Sequen
     return [
         make_lanes(program, lowered.world, played, entries, rank)
         for rank, (program, entries) in enumerate(zip(programs, lowered.entries))
-    ]
-
-
-def _host_calls(setup: Setup, memories: Sequence[MemoryTimeline]) -> list[list[HostCall]]:
-    cost = cost_model(setup)
-    prices = {action: (cost.driver_call_ns(kind), waits) for action, (kind, waits) in _DRIVER_COST.items()}
-    return [
-        [HostCall(int(memory.program.mem_row[event]), *prices[action]) for event, action, _ in memory.driver_calls]
-        for memory in memories
     ]
 
 

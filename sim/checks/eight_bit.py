@@ -6,7 +6,7 @@ import re
 
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
-from sim.checks.training import has_lora, steps_in_backward
+from sim.checks.training import is_four_bit, steps_in_backward
 
 EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
 """Words of numbers below 16 bit."""
@@ -18,10 +18,10 @@ def has_offload(facts: Facts) -> bool:
 
 
 def compiled(facts: Facts) -> bool:
-    """With offload, adapters, steps inside backward, or ranks that share layers (but torchtitan's), blocks are played in
-    eager mode."""
+    """With offload, adapters on four-bit weights, steps inside backward, or ranks that share layers (but torchtitan's),
+    blocks are played in eager mode."""
     shared = facts.tp * facts.cp > 1 and software_of(facts).llama != "torchtitan"
-    eager = has_offload(facts) or has_lora(facts) or steps_in_backward(facts) or shared
+    eager = has_offload(facts) or is_four_bit(facts) or steps_in_backward(facts) or shared
     return facts.says("compile", "^yes") and not eager
 
 

@@ -262,6 +262,12 @@ FEATURES = (
         value=lambda f: True,
     ),
     Feature(
+        name="moments in 16 bit",
+        path="parallel.data.moments",
+        needed=lambda f: recipe_of(f).moments != "fp32" and _shared(f, STATES_SHARED),
+        value=lambda f: recipe_of(f).moments,
+    ),
+    Feature(
         name="several instances of the distributed optimizer",
         path="parallel.data.optimizer_instances",
         needed=lambda f: int(arguments(f).get("num-distributed-optimizer-instances", 1)) > 1,

@@ -29,6 +29,8 @@ class Recipe:
     flex: bool = False
     virtual: int = 1
     """Stages per rank, where a row prints none."""
+    moments: str = "fp32"
+    """Dtype of Adam's moments: bf16 with the precision-aware optimizer."""
     mtp_layers: int = 0
     """Layers of multi-token prediction."""
     layouts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -60,6 +62,8 @@ RECIPES = (
     Recipe(source="megatron-bridge", model="deepseek", release=OF_2026, flex=True, mtp_layers=1, layouts=OF_61_LAYERS),
     Recipe(source="megatron-bridge", model="deepseek", mtp_layers=1, layouts=OF_61_LAYERS),
     Recipe(source="dgxc", model="deepseek", mtp_layers=1),
+    # recipes/moonlight/moonlight_16b.py: use_precision_aware_optimizer, both moments in bf16, main parameters in fp32
+    Recipe(source="megatron-bridge", model="moonlight", moments="bf16"),
     # NeMo 2's pretrain_nemotron4_340b and every release of dgxc-benchmarking that prints it
     Recipe(source="dgxc|nemo", model="nemotron-?4? ?-?340b", virtual=12),
     # NeMo's performance summary, whose table of 24.07 prints them for the same models over as many stages

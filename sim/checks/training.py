@@ -24,7 +24,7 @@ def has_lora(facts: Facts) -> bool:
 
 def is_four_bit(facts: Facts) -> bool:
     """A quantized base beside adapters."""
-    return has_lora(facts) and (facts.says("precision", FOUR_BIT) or facts.says("notes", FOUR_BIT))
+    return has_lora(facts) and any(facts.says(column, FOUR_BIT) for column in ("precision", "notes", "model_name"))
 
 
 def lora(facts: Facts) -> dict[str, Any]:

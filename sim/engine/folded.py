@@ -22,7 +22,7 @@ from sim.program.periods import Stretch
 from sim.program.program import Program, Row
 from sim.program.shorter import Cut, shorter
 from sim.program.world import LAUNCH_QUEUE_ROWS, Floats
-from sim.runtime.lower import HostCall
+from sim.runtime.driver_calls import HostCall
 from sim.timeline.lanes import Lanes
 
 TOLERANCE_NS = 1e-3

@@ -151,6 +151,9 @@ def _parallel(setup: Setup) -> Iterator[str]:
         yield from (flag for flag, is_set in flags.items() if is_set)
         if data.optimizer_instances > 1:
             yield f"--num-distributed-optimizer-instances {data.optimizer_instances}"
+        if data.moments != "fp32":
+            yield "--use-precision-aware-optimizer"
+            yield f"--exp-avg-dtype {data.moments} --exp-avg-sq-dtype {data.moments}"
     if setup.fsdp is not None:
         yield "--use-torch-fsdp2"
         yield from ["--torch-fsdp2-no-reshard-after-forward"] if setup.fsdp.reshard_after_forward is False else []

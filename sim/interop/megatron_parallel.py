@@ -91,6 +91,7 @@ def _put_data(draft: Draft, data: int) -> None:
         draft.put("parallel.fsdp.degree", data, "use-torch-fsdp2", note="all ranks that are not tensor-parallel")
         reshard = not draft.has("torch-fsdp2-no-reshard-after-forward")
         draft.put("parallel.fsdp.reshard_after_forward", reshard, "torch-fsdp2-no-reshard-after-forward")
+        _put_moments(draft)
         return
     strategy = draft.get("data-parallel-sharding-strategy")
     if draft.has("use-megatron-fsdp"):
@@ -105,6 +106,31 @@ def _put_data(draft: Draft, data: int) -> None:
     draft.put("parallel.data.overlap", draft.has("overlap-grad-reduce"), "overlap-grad-reduce")
     fused = not draft.has("no-gradient-accumulation-fusion")
     draft.put("parallel.data.gradient_accumulation_fusion", fused, "no-gradient-accumulation-fusion")
+    _put_moments(draft)
+
+
+AWARE = "use-precision-aware-optimizer"
+
+
+def _put_moments(draft: Draft) -> None:
+    """Adam's moments in bf16, as the precision-aware optimizer keeps them; fp16 and fp8 ones are not modelled."""
+    names = ("exp-avg-dtype", "exp-avg-sq-dtype")
+    if not draft.has(AWARE):
+        for name in names:
+            draft.use(name, f"needs --{AWARE}")
+        return
+    dtypes = {str(draft.get(name)) for name in names}
+    if dtypes == {"bf16"} and draft.has("use-distributed-optimizer") and not draft.has("use-torch-fsdp2"):
+        draft.put("parallel.data.moments", "bf16", AWARE, *names)
+        return
+    draft.use(AWARE, "main parameters in fp32")
+    for name in names:
+        if draft.get(name) == "fp32":
+            draft.use(name, "moments in fp32")
+        else:
+            draft.cannot(
+                name, "moments are played in fp32: only both in bf16 under a distributed optimizer can be said"
+            )
 
 
 P2P = "no-overlap-p2p-communication"

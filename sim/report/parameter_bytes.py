@@ -42,16 +42,22 @@ def bytes_per_parameter(setup: Setup) -> dict[str, float]:
 
 
 def _of_megatron(setup: Setup) -> dict[str, float]:
-    """Main gradients, and main parameters and moments in fp32, split over the replicas by a distributed optimizer. Of
+    """Main gradients, and main parameters in fp32 and moments, split over the replicas by a distributed optimizer. Of
     experts that are spread over ranks there are fewer replicas (mesh dimension edp)."""
     data, mesh, reduce = setup.data, setup.mesh, setup.precision.reduce
     assert data is not None
     instances = data.optimizer_instances
     shares = mesh.degree("dp") * mesh.degree("cp") // instances if data.distributed_optimizer else 1
-    states, of_experts = "main parameters and moments fp32", 12 * instances / mesh.degree("edp")
+    state = ITEM_BYTES["fp32"] + 2 * ITEM_BYTES[data.moments]
+    states = (
+        "main parameters and moments fp32"
+        if data.moments == "fp32"
+        else f"main parameters fp32, moments {data.moments}"
+    )
+    of_experts = state * instances / mesh.degree("edp")
     if setup.expert.degree > 1 and data.distributed_optimizer:
         states += f" (of experts {of_experts:.3g})"
-    return {f"main gradients {reduce}": ITEM_BYTES[reduce], states: 12 / shares}
+    return {f"main gradients {reduce}": ITEM_BYTES[reduce], states: state / shares}
 
 
 STATE_NAMES = {"adamw": "AdamW's moments", "adamw-8bit": "8-bit moments and their scales", "sgd": "momentum"}

@@ -26,6 +26,7 @@ from sim.program.program import (
 )
 from sim.program.world import BURST, DEVICE_SYNC, HOST, MEET, PASSAGE, RECORD, SYNC, WAIT, Bools, Meeting, World
 from sim.program.world_builder import NO_ARGUMENT, NO_STREAM, WorldBuilder
+from sim.runtime.driver_calls import HostCall
 from sim.runtime.groups import placement
 from sim.runtime.sections import Piece, SectionRow, Transfers, decoded, passage_of, pieces, section_codes
 
@@ -51,15 +52,6 @@ WorldRow = tuple[int, int, int, int, int]
 EVENT_KINDS = np.zeros(len(Row), np.int64)
 EVENT_KINDS[[Row.RECORD, Row.WAIT, Row.SYNC]] = RECORD, WAIT, SYNC
 COPY_LEVEL, COLLECTIVE_LEVEL = 1, 2  # of contention: kernels beside a copy engine, beside a collective
-
-
-@dataclass(frozen=True, slots=True)
-class HostCall:
-    """A driver call of the allocator: before row `row`, for `host_ns`; `waits`: until the device is idle."""
-
-    row: int
-    host_ns: int
-    waits: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Megatron's mixed-precision Adam: fp32 copies of 16-bit parameters, updated from the main gradients.
 
-Per parameter 4 bytes of main parameter and 8 of moments, on every replica or (distributed optimizer) split over them.
+Per parameter 4 bytes of main parameter and 8 of moments (4 in bf16), on every replica or (distributed optimizer) split
+over them.
 Source: megatron-core 0.16.1, optimizer/optimizer.py, distrib_optimizer.py, clip_grads.py, read there; no recording.
 """
 
@@ -14,7 +15,7 @@ from sim.runtime.main_gradients import MainGradients, shard_group
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
 
-ADAM_BYTES = 28  # per parameter: reads gradient, parameter and moments, writes parameter and moments, all fp32
+ADAM_BYTES = 12  # per parameter: reads gradient and parameter, writes parameter, all fp32; moments come on top
 
 
 class MainOptimizer:
@@ -62,7 +63,8 @@ class MainOptimizer:
         if not self.state:
             for main in self.main:
                 self._create_moments(main)
-        recorder.memory_bound("multi_tensor_adam", "optimizer", ADAM_BYTES * self.elements)
+        adam_bytes = ADAM_BYTES + 4 * ITEM_BYTES[self.gradients.data.moments]  # two moments, read and written
+        recorder.memory_bound("multi_tensor_adam", "optimizer", adam_bytes * self.elements)
         recorder.memory_bound("multi_tensor_scale", "elementwise", self._copied_bytes)
         data = self.gradients.data
         if not data.distributed_optimizer:
@@ -79,7 +81,7 @@ class MainOptimizer:
 
     def _create_moments(self, main: Tensor) -> None:
         for _ in range(2):
-            moment = self.tape.empty(main.shape, "fp32", owner=Owner.OPTIMIZER)
+            moment = self.tape.empty(main.shape, self.gradients.data.moments, owner=Owner.OPTIMIZER)
             self.tape.recorder.memory_bound("aten::zeros_like", "fill", moment.bytes)
             self.state.append(moment)
 

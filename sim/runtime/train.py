@@ -33,6 +33,7 @@ from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.placement import place_buffers, place_parameters
 from sim.runtime.recorder import OutOfMemory, Recorder
 from sim.runtime.regions import apply_checkpoint, stacks_of
+from sim.runtime.replay import stampable
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.families import make_family
 from sim.runtime.sharding.partial_gradients import sum_partial_gradients
@@ -393,10 +394,3 @@ def evaluated(config: ModelConfig) -> ModelConfig:
 
 def _tensors(slots: Iterable[Parameter]) -> list[Tensor]:
     return [slot.tensor for slot in slots if isinstance(slot.tensor, Tensor)]
-
-
-def stampable(setup: Setup) -> bool:
-    """A stamped layer's bytes are freed by its backward, which touches gradients alone; families know no layers."""
-    optimizer = setup.optimizer
-    steps_inside = optimizer is not None and (optimizer.in_backward or optimizer.offload is not None)
-    return setup.mode != "eval" and not steps_inside and setup.family is None

@@ -39,8 +39,9 @@ def check_compile(
         message = f"{model.implementation}'s {model.family} blocks are modelled in eager mode only"
         document.problem(path, message, show=False)
         return
-    if model.lora is not None:
-        document.problem(path, "adapters are modelled in eager mode only", show=False)
+    if model.lora is not None and (model.lora.base is not None or model.lora.dropout):
+        what = "a 4-bit base" if model.lora.base is not None else "dropout"
+        document.problem(path, f"adapters with {what} are modelled in eager mode only", show=False)
     if model.attention != "sdpa" or model.head_dim % 8:
         what = f"attention: {model.attention}" if model.attention != "sdpa" else f"heads of {model.head_dim}"
         document.problem(path, f"blocks are modelled compiled with flash attention only, not with {what}", show=False)

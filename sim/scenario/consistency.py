@@ -200,6 +200,8 @@ def check_megatron_parallel(
     if parallel.data is not None and code != "megatron":
         document.problem(("parallel", "data"), "only implementation megatron is written for it", show=False)
         return
+    if parallel.data is not None and parallel.data.moments != "fp32" and not parallel.data.distributed_optimizer:
+        document.problem(("parallel", "data", "moments"), "needs distributed_optimizer: true")
     if parallel.data is not None and (data := parallel.data).optimizer_instances > 1:
         path = ("parallel", "data", "optimizer_instances")
         replicas = data.degree * (parallel.context.degree if parallel.context is not None else 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from sim.scenario.kinds import Ranks
 from sim.scenario.section import Section
 
@@ -43,6 +45,9 @@ class DataSection(Section):
     """Parameters keep their 16-bit gradients until the next backward; after a backward these are cast, one by one, and the
     copies added to the main gradients, which are summed whole (DeepSpeed's BF16_Optimizer). Default: false: added as soon as
     they are there, and dropped."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """Dtype of Adam's two moments (use-precision-aware-optimizer with exp-avg-dtype and exp-avg-sq-dtype); main parameters
+    stay fp32. Needs distributed_optimizer for bf16. Default: fp32."""
     fp8_parameters: bool = False
     """Weights of 8-bit products (precision.fp8) are stored and gathered in 8 bit, beside their fp32 main parameters
     (fp8-param-gather). Default: false: 16-bit weights, and 8-bit copies of them."""

@@ -211,7 +211,7 @@ class DataParallel:
     `distributed_optimizer`: fp32 parameters and moments split over the `degree` replicas, gradients reduce-scattered,
     parameters gathered after the step. `overlap`: reduce beside backward. `gradient_accumulation_fusion`: products for
     weights' gradients add to the main gradients themselves. `keep_gradients`: those stay until the next backward, and are
-    added by way of fp32 copies after each.
+    added by way of fp32 copies after each. `moments`: Adam's dtype of both.
     """
 
     degree: int = 1
@@ -221,6 +221,7 @@ class DataParallel:
     optimizer_instances: int = 1
     """Groups of neighbouring replicas, each of which splits main parameters and moments among its ranks."""
     keep_gradients: bool = False
+    moments: Literal["fp32", "bf16"] = "fp32"
     fp8_parameters: bool = False
     """Weights that products read in 8 bit are stored so (ModelConfig.fp8)."""
 

@@ -73,6 +73,29 @@ class Llama(nn.Module):
         return h + self.w2(F.silu(self.w1(n)) * self.w3(n))
 
 
+class LoraLinear(nn.Module):
+    """torchtune's: a frozen linear layer and a detour of low rank, whose result is scaled; `peft`: scaled last."""
+
+    def __init__(self, base: nn.Linear, rank: int, peft: bool) -> None:
+        super().__init__()
+        self.base, self.peft = base.requires_grad_(False), peft
+        self.a = nn.Linear(base.in_features, rank, False)
+        self.b = nn.Linear(rank, base.out_features, False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        detour = self.b(self.a(x))
+        return y + (detour * 2.0 if self.peft else 2.0 * detour)
+
+
+def with_adapters(block: nn.Module, names: tuple[str, ...], rank: int, peft: bool) -> nn.Module:
+    """The block frozen, but for adapters around these linear layers."""
+    block.requires_grad_(False)
+    for name in names:
+        setattr(block, name, LoraLinear(getattr(block, name), rank, peft))
+    return block
+
+
 class Gpt(nn.Module):
     """nanoGPT's block."""
 

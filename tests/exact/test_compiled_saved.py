@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from sim.model.config import Lora  # noqa: E402
 from tests.exact import compiled_reference as reference  # noqa: E402
 from tests.exact.compiled_plans import plan_of  # noqa: E402
 
@@ -62,3 +63,22 @@ def test_nanogpts_block(bias: bool, checkpoint: str) -> None:
     truth = reference.saved_bytes(block, inputs_of(h, heads, "bf16", "none"), checkpoint)
     ours = simulated("nanogpt", SHAPES["mha"], checkpoint, bias=bias)
     assert [n for n in ours if n != 4 * B * S] == [n for n in truth if n != 2 * B * S]
+
+
+ADAPTED = {"q and v": (("q", "v"), ("wq", "wv")), "all": (("all",), ("wq", "wk", "wv", "wo", "w1", "w2", "w3"))}
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "full", "selective"])
+@pytest.mark.parametrize("targets", ADAPTED)
+@pytest.mark.parametrize("code", ["torchtitan", "transformers"])
+def test_a_block_with_adapters(code: str, targets: str, checkpoint: str) -> None:
+    """Frozen weights need no gradient; what only they would need is not kept."""
+    h, heads, kv, f = SHAPES["gqa"]
+    ours, names = ADAPTED[targets]
+    half = code == "transformers"
+    block = reference.with_adapters(reference.Llama(h, heads, kv, f, "fused", half=half), names, 8, half).to(
+        torch.bfloat16
+    )
+    truth = reference.saved_bytes(block, inputs_of(h, heads, "bf16", "half" if half else "complex"), checkpoint)
+    lora = Lora(rank=8, targets=ours, dtype="bf16")
+    assert simulated(code, SHAPES["gqa"], checkpoint, norm="fused", lora=lora) == truth

@@ -9,6 +9,7 @@ import pytest
 
 from sim import api
 from sim.engine import folded
+from sim.runtime.driver_calls import host_calls
 from sim.scenario import load_text
 from sim.scenario.setup import Setup
 from tests.exact.test_folded_accumulation import setup_of
@@ -42,8 +43,9 @@ def rows_played(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
         return whole(*given)
 
     monkeypatch.setattr(api, "play_whole", count)
+    calls = [host_calls(memory.program, memory.driver_calls, api.cost_model(setup)) for memory in memories]
     ours = api.play_time(setup, programs, memories)
-    theirs = api.play_whole(setup, programs, api._host_calls(setup, memories))
+    theirs = api.play_whole(setup, programs, calls)
     for own, their in zip(ours, theirs):
         for name in ("issue_ns", "start_ns", "end_ns", "host_end_ns", "device_end_ns"):
             np.testing.assert_allclose(getattr(own, name), getattr(their, name), rtol=1e-12, atol=0.01, err_msg=name)

@@ -27,7 +27,7 @@ from sim.program.program import (
     Program,
     Row,
 )
-from sim.runtime.lower import HostCall
+from sim.runtime.driver_calls import HostCall
 from sim.runtime.recorder import Position, Recorder
 from sim.scenario import load_text
 from sim.scenario.setup import Setup

@@ -26,6 +26,7 @@ ROUND_TRIPS = [
     "--context-parallel-size 2 --global-batch-size 16",
     "--context-parallel-size 4 --cp-comm-type all_gather",
     "--context-parallel-size 4 --cp-comm-type a2a",
+    "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
     MIXTRAL + " --expert-model-parallel-size 4",
 ]
 

@@ -104,6 +104,8 @@ def test_defaults_are_megatrons(tmp_path: Path) -> None:
         ("--sequence-parallel", "tensor.sequence_parallel", False),
         ("--use-distributed-optimizer", "data.distributed_optimizer", True),
         ("--overlap-grad-reduce", "data.overlap", True),
+        ("--use-precision-aware-optimizer --use-distributed-optimizer", "data.moments", "fp32"),
+        ("--use-distributed-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", "data.moments", "fp32"),
         ("--no-gradient-accumulation-fusion", "data.gradient_accumulation_fusion", False),
         ("--context-parallel-size 2", "context.degree", 2),
         ("--context-parallel-size 2", "data_parallel", 4),
@@ -203,6 +205,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         ("--quick-geglu", "--quick-geglu"),
         ("--cuda-graph-impl local", "--cuda-graph-impl local"),
         ("--context-parallel-size 2 --cp-comm-type a2a+p2p", "--cp-comm-type a2a+p2p"),
+        ("--use-precision-aware-optimizer --exp-avg-dtype fp8", "--exp-avg-dtype fp8"),
         ("--recompute-granularity selective --recompute-modules core_attn moe_act", "--recompute-modules core_attn moe_act"),
     ],
 )  # fmt: skip

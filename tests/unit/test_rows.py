@@ -364,8 +364,9 @@ def test_adapters_of_a_row(changes: dict[str, str], section: dict[str, Any]) -> 
     assert (model["implementation"] == "transformers") == ("base" in section)
 
 
-def test_compiled_adapters_are_played_in_eager_mode() -> None:
-    assert "compile" not in document(model_name="Llama 8B LoRA", compile="yes")
+def test_compiled_adapters_on_four_bits_are_played_in_eager_mode() -> None:
+    assert "compile" in document(model_name="Llama 8B LoRA", compile="yes")
+    assert "compile" not in document(model_name="Llama 8B QLoRA", compile="yes")
 
 
 def test_optimizers_of_a_row() -> None:

@@ -98,3 +98,10 @@ def test_deepseeks_last_stage_has_fewer_layers(pp: str, vpp: str, last: int) -> 
         "placement"
     ]
     assert (sum(placement), placement[-1]) == (61, last)
+
+
+def test_moonlights_moments_are_in_16_bit() -> None:
+    moonlight = OSS | {"model_name": "Moonlight 16B-A3B", "num_gpus": "8", "tp": "2", "dp": "4", "notes": "EP8"}
+    made = document(**moonlight | {"global_batch": "4", "micro_batch": "1"}, gpu="H100-80GB", precision="bf16")
+    assert made["parallel"]["data"]["moments"] == "bf16"
+    assert "moments" not in document(**OSS, gpu="DGX-H100", precision="BF16")["parallel"]["data"]

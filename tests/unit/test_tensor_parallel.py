@@ -13,6 +13,7 @@ from sim.model.catalogue import build_model as config_of
 from sim.model.catalogue import preset_shapes
 from sim.model.shard.tensor import TensorParallel
 from sim.program.program import COMPUTE, DATA, TENSOR, Owner, Phase, Program, Row
+from sim.report.parameter_bytes import bytes_per_parameter
 from sim.runtime.groups import placement
 from sim.runtime.record import record
 from sim.scenario import ScenarioError, load_text
@@ -161,6 +162,16 @@ def test_gradients_are_reduced_once_per_step_whatever_the_micro_batches(distribu
     assert [program.collectives[i].kind for i in rows.tolist()] == [kind] * 2
 
 
+def test_moments_in_bf16_are_half_as_large() -> None:
+    """Adam reads and writes 20 bytes per parameter in place of 28; a rank of 8 holds 4 / 8 bytes less."""
+    text = "{data: {degree: 8, distributed_optimizer: true, moments: bf16}}"
+    halved, whole = setup_of(text), setup_of(text.replace(", moments: bf16", ""))
+    assert sum(bytes_per_parameter(whole).values()) - sum(bytes_per_parameter(halved).values()) == 4 / 8
+    programs = [record(setup, steps=1) for setup in (whole, halved)]
+    adam = [next(k.work.bytes for k in p.kernels if k.name == "multi_tensor_adam") for p in programs]
+    assert adam[0] * 20 == adam[1] * 28
+
+
 def test_instances_of_the_optimizer_scatter_inside_and_sum_across() -> None:
     """8 replicas of 16-bit parameters, 2 instances on nodes of 4: 4 ranks scatter and gather, pairs across nodes sum a quarter;
     states are those of 4 shards."""
@@ -245,6 +256,7 @@ def test_a_collective_on_the_compute_stream_is_exposed_and_one_beside_products_i
             INSTANCES,
             "divide the replicas",
         ),
+        ("{data: {degree: 8, moments: bf16}}", "", "", "parallel.data.moments", "needs distributed_optimizer: true"),
         ("{tensor: {degree: 4}}", "", "", "parallel", "tp 4 = 4 ranks, but the cluster has 8 GPUs"),
     ],
 )
