@@ -237,7 +237,7 @@ class TrainingRun:
             mark(f"s{number}.fwd{micro_batch}")
             assert self.loss is not None
             if self.trains:
-                self.tape.backward(self.loss if self.scaler is None else self.scaler.scaled(self.loss))
+                self._backward(self.loss)
                 mark(f"s{number}.bwd{micro_batch}")
             if self.context is not None:
                 self.context.leave(self)
@@ -268,6 +268,17 @@ class TrainingRun:
             else:
                 loss, logits = model.compute_loss(self.tokens, self.targets)
                 self.loss, self.logits = Tensor.of(loss), logits if keep else None
+
+    def _backward(self, loss: Tensor) -> None:
+        optimizer = self.optimizer
+        told = optimizer if isinstance(optimizer, StepOptimizer) else None
+        if told is not None:
+            with self.tape.phase(Phase.BACKWARD, Owner.OTHER):
+                told.before_backward()
+        self.tape.backward(loss if self.scaler is None else self.scaler.scaled(loss))
+        if told is not None:
+            with self.tape.phase(Phase.BACKWARD, Owner.OTHER):
+                told.after_backward()
 
     def _finish_gradients(self) -> None:
         """What Megatron does to gradients after the last backward."""
