@@ -9,7 +9,6 @@ from dataclasses import replace
 from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
-from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
@@ -31,7 +30,8 @@ from sim.runtime.ops.nf4 import Quantizer
 from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
 from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.placement import place_buffers, place_parameters
-from sim.runtime.recorder import OutOfMemory, Recorder
+from sim.runtime.recorded import recorded
+from sim.runtime.recorder import Recorder
 from sim.runtime.regions import apply_checkpoint, stacks_of
 from sim.runtime.replay import stampable
 from sim.runtime.sharding.communication import Communication
@@ -41,7 +41,6 @@ from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.torch_context import TorchContext
 from sim.runtime.unfold import unfold
-from sim.runtime.unwinding import unwind
 from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
 
@@ -62,23 +61,6 @@ def record_training(
         return unfold(program, run.micro_batches.folded)
     except NotPeriodic:
         return record_training(setup, steps, fail_at, stamps, folds=False)
-
-
-def recorded(run: TrainingRun, steps: int, stamps: bool) -> Program:
-    """The program of a run of `steps` steps, or until its recorder refuses an allocation."""
-    recorder = run.recorder
-    run.tape.stamps = stamps
-    with interpret(run.tape):
-        try:
-            run.initialize()
-            for number in range(steps):
-                run.step(number)
-        except OutOfMemory as error:
-            unwind(error.__traceback__)
-            recorder.mark("oom")
-    program = recorder.program()
-    run.finish()
-    return program
 
 
 class TrainingRun:
