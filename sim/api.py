@@ -373,7 +373,7 @@ def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[Memo
 
 def play_whole(setup: Setup, programs: Sequence[Program], calls: Sequence[Sequence[HostCall]]) -> list[Lanes]:
     """The same with every row of the programs played."""
-    lowered = lower(programs, cost_model(setup), setup.mesh, calls, setup.cluster.drives)
+    lowered = lower(programs, cost_model(setup), setup.mesh, calls, setup.cluster.drives, setup.host.launch_blocking)
     try:
         played = play(lowered.world)
     except DeadlockError as error:
