@@ -26,6 +26,7 @@ from sim.program.program import (
 )
 from sim.program.world import BURST, DEVICE_SYNC, HOST, MEET, PASSAGE, RECORD, SYNC, WAIT, Bools, Meeting, World
 from sim.program.world_builder import NO_ARGUMENT, NO_STREAM, WorldBuilder
+from sim.runtime.driver_calls import HostCall
 from sim.runtime.groups import placement
 from sim.runtime.sections import Cutter, Transfers, section_codes
 
@@ -50,15 +51,6 @@ WorldRow = tuple[int, int, int, int, int]
 EVENT_KINDS = np.zeros(len(Row), np.int64)
 EVENT_KINDS[[Row.RECORD, Row.WAIT, Row.SYNC]] = RECORD, WAIT, SYNC
 COPY_LEVEL, COLLECTIVE_LEVEL = 1, 2  # of contention: kernels beside a copy engine, beside a collective
-
-
-@dataclass(frozen=True, slots=True)
-class HostCall:
-    """A driver call of the allocator: before memory event `event`, for `host_ns`; `waits`: until the device is idle."""
-
-    event: int
-    host_ns: int
-    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +147,7 @@ class _Lowering:
         program = self.program
         calls_at: dict[int, list[HostCall]] = {}
         for call in host_calls:
-            calls_at.setdefault(int(program.mem_row[call.event]), []).append(call)
+            calls_at.setdefault(call.row, []).append(call)
         kinds, streams, arguments = program.row_kind.copy(), program.row_stream, program.row_argument.copy()
         rows = len(kinds)
         launch = kinds == Row.LAUNCH

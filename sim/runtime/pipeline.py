@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from sim.model.calls import Shape
 from sim.program.kernels import ITEM_BYTES, Transfer
+from sim.program.periods import Position
 from sim.program.program import (
     COMPUTE,
     RECEIVE_NEXT,
@@ -31,7 +32,7 @@ from sim.program.program import (
     Row,
 )
 from sim.runtime.ops.tensor_parallel import block
-from sim.runtime.recorder import Operators, Position
+from sim.runtime.recorder import Operators
 from sim.runtime.schedules import Action, Kind, Step, orders, parts_of, with_transfers
 from sim.runtime.schedules.folding import Fold, fold
 from sim.runtime.split_backward import SplitBackward

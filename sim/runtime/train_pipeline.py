@@ -16,10 +16,12 @@ from sim.program.kernels import ITEM_BYTES, Collective
 from sim.program.program import ALL_REDUCE, COMPUTE, Owner, Phase, Program
 from sim.runtime.extend import NotPeriodic
 from sim.runtime.pipeline import PipelineRank, Stage, Wire
+from sim.runtime.recorded import recorded
 from sim.runtime.recorder import Recorder
+from sim.runtime.replay import stampable
 from sim.runtime.schedules import stages_of
 from sim.runtime.tensor import Tensor
-from sim.runtime.train import TrainingRun, recorded, stampable
+from sim.runtime.train import TrainingRun
 from sim.runtime.unfold import unfold
 from sim.scenario.setup import Setup
 
