@@ -10,7 +10,6 @@ import pytest
 from sim import api
 from sim.program.program import Program
 from sim.runtime.record import record
-from sim.scenario import load_text
 from sim.scenario.setup import Setup
 from sim.timeline.memory import MemoryTimeline
 from tests.exact.test_folded_accumulation import CASES, setup_of
