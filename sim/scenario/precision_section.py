@@ -21,7 +21,8 @@ class PrecisionSection(Section):
     """Dtype of gradient reduction between ranks. Default: fp32."""
     float8: Literal["tensorwise", "rowwise"] | None = None
     """Products of the blocks' linear layers in 8 bit, as torchao's Float8Linear with dynamic scales: one per tensor, or per
-    row. The head stays in the compute dtype. Needs `compile`. Default: null."""
+    row. The head stays in the compute dtype. Without `compile` (tensorwise only) casts are kernels of their own, through
+    fp32 copies: slower than 16 bit, mostly. Default: null."""
     grad_scaler: bool = False
     """torch.amp.GradScaler around fp16 autocast: the loss is scaled, gradients are divided and checked before the step; unless
     the optimizer is fused, the host waits to read whether any overflowed. Default: false."""

@@ -31,7 +31,8 @@ SHARED = "{data: {degree: 4, distributed_optimizer: true}, tensor: {degree: 2, s
 WHOLE = "{data: {degree: 4}, tensor: {degree: 2}}"
 STORED = "{data: {degree: 8, distributed_optimizer: true, fp8_parameters: true}}"
 PIPELINE = "{data: {degree: 2}, pipeline: {degree: 4}}"
-RECIPES = (("h100", "delayed"), ("h100", "tensorwise"), ("h100", "blockwise"), ("b200", "delayed"), ("b200", "tensorwise"), ("b200", "mxfp8"),
+RECIPES = (("h100", "delayed"), ("h100", "tensorwise"), ("h100", "blockwise"), ("b200", "delayed"),
+           ("b200", "tensorwise"), ("b200", "mxfp8"),
            ("b200", "nvfp4"))  # fmt: skip
 TOKENS = 1024
 
