@@ -302,6 +302,9 @@ class HostSection(Section):
     """Name of the host-cost profile. Default: eager."""
     sync: list[Literal["loss", "clip"]] = Field(default=["loss"])
     """Where the loop waits for the GPU: loss (loss.item()), clip (reading the norm). Default: [loss]."""
+    launch_blocking: bool = False
+    """The host waits for every kernel, copy and collective that it launches (CUDA_LAUNCH_BLOCKING=1), so that nothing overlaps
+    and the host's time adds to theirs. Default: false."""
 
 
 class StrategySection(Section):

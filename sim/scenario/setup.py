@@ -298,6 +298,8 @@ class Host:
 
     framework: str = "eager"
     sync: tuple[Literal["loss", "clip"], ...] = ("loss",)
+    launch_blocking: bool = False
+    """It waits for everything that it launches."""
 
 
 Mode = Literal["train", "eval", "no_grad"]

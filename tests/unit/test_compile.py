@@ -61,6 +61,18 @@ def test_compiled_blocks_move_and_save_less(code: str, checkpoint: str) -> None:
     assert saved_bytes(compiled) <= saved_bytes(eager)
 
 
+def test_with_scales_per_row_gradients_of_weights_are_scaled_after_their_products() -> None:
+    """A kernel for each of a layer's seven, but one for w1 and w3, which are alike and read the same scales of their input;
+    none with one scale per tensor."""
+    scaled = {}
+    for recipe in ("tensorwise", "rowwise"):
+        more = f"compile: {{}}\nstrategies: {{a: {{precision: {{float8: {recipe}}}}}}}\n"
+        p = program("torchtitan", more)
+        rows = p.row_argument[p.row_kind == Row.LAUNCH].tolist()
+        scaled[recipe] = sum(p.kernels[row].name == "triton_poi_fused_mul" for row in rows)
+    assert scaled == {"tensorwise": 0, "rowwise": 2 * 4 * 6}
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_products_and_attention_are_those_of_eager_mode(code: str) -> None:
     def launched(p: Program) -> list[str]:
