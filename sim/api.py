@@ -10,6 +10,7 @@ from pathlib import Path
 from sim.cost.model import CostModel
 from sim.engine.allocated import sum_memory
 from sim.engine.deadlock import DeadlockError, with_transfers_named
+from sim.engine.folded import play_folded
 from sim.engine.memory import MemoryPlay, play_memory
 from sim.engine.play import play
 from sim.engine.steady import Cycle, find_cycle
@@ -17,8 +18,9 @@ from sim.engine.stream_clock import StreamClock
 from sim.model.config import ChainConfig
 from sim.program.collector import without_collector
 from sim.program.program import Mem, Owner, Program
+from sim.runtime.driver_calls import HostCall, host_calls
 from sim.runtime.extend import NotPeriodic, cut, extend
-from sim.runtime.lower import HostCall, lower
+from sim.runtime.lower import lower
 from sim.runtime.record import record, steps_to_record
 from sim.runtime.schedules import in_flight, order, stages_of
 from sim.scenario import load_scenario
@@ -45,14 +47,6 @@ from sim.timeline.stories import Story, stories
 UNLIMITED_BYTES = 1 << 50
 MOST_STEPS = 13
 """So many steps are played to see memory repeat itself. Mostly the fourth does; near the limit a cycle of a few."""
-
-_DRIVER_COST = {
-    "segment_alloc": ("cuda_malloc", False),
-    "segment_free": ("cuda_free", True),
-    "segment_map": ("map", False),
-    "segment_unmap": ("unmap", True),
-    "flush": ("synchronize", True),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,8 +367,13 @@ def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[Memo
     One program and memory per pipeline rank. Raises DeadlockError when ranks wait for each other.
     """
     cost = cost_model(setup)
-    calls = [[_host_call(cost, event, action) for event, action, _ in memory.driver_calls] for memory in memories]
-    lowered = lower(programs, cost, setup.mesh, calls, setup.cluster.drives)
+    calls = [host_calls(memory.program, memory.driver_calls, cost) for memory in memories]
+    return play_folded(programs, calls, partial(play_whole, setup))
+
+
+def play_whole(setup: Setup, programs: Sequence[Program], calls: Sequence[Sequence[HostCall]]) -> list[Lanes]:
+    """The same with every row of the programs played."""
+    lowered = lower(programs, cost_model(setup), setup.mesh, calls, setup.cluster.drives, setup.host.launch_blocking)
     try:
         played = play(lowered.world)
     except DeadlockError as error:
@@ -383,11 +382,6 @@ def play_time(setup: Setup, programs: Sequence[Program], memories: Sequence[Memo
         make_lanes(program, lowered.world, played, entries, rank)
         for rank, (program, entries) in enumerate(zip(programs, lowered.entries))
     ]
-
-
-def _host_call(cost: CostModel, event: int, action: str) -> HostCall:
-    kind, waits = _DRIVER_COST[action]
-    return HostCall(event, cost.driver_call_ns(kind), waits)
 
 
 def shown_lanes(outcome: Outcome) -> list[Lanes]:

@@ -16,7 +16,8 @@ from sim.program.kernels import Operator
 from sim.program.program import Mark, Program, Row
 from sim.runtime.cpu import CpuRecorder, CpuTape
 from sim.runtime.lower import lower
-from sim.runtime.train import TrainingRun, recorded
+from sim.runtime.recorded import recorded
+from sim.runtime.train import TrainingRun
 from sim.scenario.setup import Setup
 from sim.timeline.lanes import make_lanes
 from sim.timeline.metrics import step_time

@@ -121,7 +121,7 @@ def plan_of(facts: Facts) -> Plan:
         "precision": precision(facts, gpu, software, shared, assumptions),
         "optimizer": {"variant": software.optimizer, "zero_grad": software.zero_grad},
         "checkpoint": checkpoint(facts, software, assumptions),
-        "host": {"framework": software.framework},
+        "host": {"framework": software.framework, "launch_blocking": software.launch_blocking},
     }
     for name in ("torch", "allocator"):
         if getattr(software, name):

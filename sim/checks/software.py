@@ -29,6 +29,8 @@ class Software:
     """Implementation that is closest for Llama-like models."""
     framework: str = "eager"
     """Host-cost profile."""
+    launch_blocking: bool = False
+    """Its scripts set CUDA_LAUNCH_BLOCKING=1."""
     flash: str | None = None
     """Kernel behind "flash" attention, as cost profiles name it; None: PyTorch's own."""
     optimizer: str = "fused"
@@ -209,12 +211,19 @@ KNOWN = (
         reduce="bf16",
         sharding="fsdp2",
     ),
+    replace(  # bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm
+        MEGATRON_DEEPSPEED,
+        name="BLOOM's Megatron-DeepSpeed",
+        pattern="bloom",
+        megatron="2021",
+        bf16_optimizer=True,  # bf16 with ZeRO stage 0
+        launch_blocking=True,  # "do not remove or the training will hang"
+    ),
     replace(
         MEGATRON_DEEPSPEED,
         name="BigScience's Megatron-DeepSpeed",
         pattern="bigscience",
         megatron="2021",
-        bf16_optimizer=True,  # train/tr11-176B-ml/tr11-176B-ml.slurm: bf16 with ZeRO stage 0
     ),
     replace(  # VIA-Research/vTrain, src/config.py, src/model and src/predictor.py
         MEGATRON_DEEPSPEED,

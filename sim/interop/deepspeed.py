@@ -26,11 +26,11 @@ def import_deepspeed(path: Path, text: str, options: Options) -> Imported:
     needs(draft, "model", "seq_len")
     put_script(draft)
     gpus = put_cluster(draft, None, None)
-    _put_batch(draft, gpus)
-    stage = draft.get("zero_optimization.stage")
-    put_sharding(
-        draft, gpus, stage if type(stage) is int else 0, _device(draft, "optimizer"), _device(draft, "param"), NAMES
-    )
+    given = draft.get("zero_optimization.stage")
+    stage = given if type(given) is int else 0
+    sharing = _put_sequences(draft, gpus, stage)
+    _put_batch(draft, gpus // sharing)
+    put_sharding(draft, gpus, stage, _device(draft, "optimizer"), _device(draft, "param"), NAMES, sharing)
     _put_precision(draft)
     kind = str(draft.get("optimizer.type")).lower()
     if kind == "sgd":
@@ -57,6 +57,21 @@ NAMES = (
 )
 
 
+def _put_sequences(draft: Draft, gpus: int, stage: int) -> int:
+    """Ranks that share every sequence by Ulysses, which is played under ZeRO."""
+    name = "sequence_parallel_size"
+    ranks = draft.get(name)
+    if ranks < 1 or gpus % ranks:
+        draft.problem(name, f"{ranks} ranks for a sequence do not divide {gpus} GPUs")
+    elif ranks > 1 and stage < 1:
+        draft.cannot(name, "Ulysses without a ZeRO stage: every rank has sequences of its own")
+    elif ranks > 1:
+        draft.put("parallel.context.degree", ranks, name)
+        return int(ranks)
+    draft.use(name, "every rank has sequences of its own")
+    return 1
+
+
 def _device(draft: Draft, what: str) -> str:
     """Where optimizer states or parameters live; older files say it by a switch."""
     old = {"optimizer": "zero_optimization.cpu_offload", "param": "zero_optimization.cpu_offload_params"}[what]
@@ -68,9 +83,10 @@ def _device(draft: Draft, what: str) -> str:
 
 
 def put_sharding(
-    draft: Draft, gpus: int, stage: int, optimizer: str, parameters: str, names: tuple[str, str, str]
+    draft: Draft, gpus: int, stage: int, optimizer: str, parameters: str, names: tuple[str, str, str], sharing: int = 1
 ) -> None:
-    """The section `parallel` for a ZeRO stage; `optimizer` and `parameters` are where they live (none, cpu, nvme)."""
+    """The section `parallel` for a ZeRO stage; `optimizer` and `parameters` are where they live (none, cpu, nvme); `sharing`
+    ranks have a sequence together."""
     stage_name, optimizer_name, parameter_name = names
     if not 0 <= stage <= 3:
         draft.problem(stage_name, f"{stage}: a stage from 0 to 3 is expected")
@@ -81,7 +97,7 @@ def put_sharding(
     elif stage == 0:
         draft.put("parallel.ddp.degree", gpus, stage_name, note="replicas are played as DistributedDataParallel")
     else:
-        draft.put("parallel.zero.degree", gpus, stage_name)
+        draft.put("parallel.zero.degree", gpus // sharing, stage_name)
         draft.put("parallel.zero.stage", stage, stage_name)
         _put_details(draft, stage)
     _put_optimizer_device(draft, stage, optimizer, optimizer_name)

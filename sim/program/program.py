@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.program.kernels import Collective, HostCopy, HostWork, Kernel, Transfer
+from sim.program.periods import Stretch
 
 Ints = npt.NDArray[np.int64]
 
@@ -160,6 +161,9 @@ class Program:
     """Bytes of host memory that the rank holds from then on for what its GPU does not."""
     host_used: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Of these, bytes that anything lies in; the rest waits in the cache of pinned blocks."""
+
+    stretches: tuple[Stretch, ...] = ()
+    """Where equal periods follow each other, as far as that is known: at most one per step."""
 
     def where(self, packed: int) -> tuple[Phase, str, str]:
         """Phase, module path and operator that a packed `where` stands for."""

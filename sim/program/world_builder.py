@@ -60,13 +60,16 @@ class WorldBuilder:
         launch_ns: npt.ArrayLike,
         capacity_bytes_per_ns: Sequence[float] = (),
         queue_rows: int = LAUNCH_QUEUE_ROWS,
+        blocking: bool = False,
     ) -> None:
-        """`streams` counts the streams of each rank. Times are whole nanoseconds; raises `WorldError` otherwise."""
+        """`streams` counts the streams of each rank. Times are whole nanoseconds; raises `WorldError` otherwise. `blocking`:
+        the host waits for each kernel of a burst but the last."""
         self._kernel_ns, self._launch_ns = _whole(kernel_ns, "kernel_ns"), _whole(launch_ns, "launch_ns")
         if self._kernel_ns.ndim != 2 or self._kernel_ns.shape[1:] != self._launch_ns.shape:
             raise WorldError([f"kernel_ns {self._kernel_ns.shape} and launch_ns {self._launch_ns.shape} do not match"])
         self._capacity = list(capacity_bytes_per_ns)
         self.queue_rows = queue_rows
+        self.blocking = blocking
         self._ranks = [_Rank(count) for count in streams]
         self._templates: dict[tuple[int, ...], int] = {}
         self._meetings: list[Meeting] = []
@@ -176,7 +179,10 @@ class WorldBuilder:
 
     def _burst(self, kernels: tuple[int, ...]) -> Burst:
         numbers = list(kernels)
-        return Burst(self._launch_ns[numbers], np.ascontiguousarray(self._kernel_ns[:, numbers]))
+        host_ns, duration_ns = self._launch_ns[numbers], np.ascontiguousarray(self._kernel_ns[:, numbers])
+        if self.blocking:
+            host_ns[1:] += duration_ns[0, :-1]
+        return Burst(host_ns, duration_ns)
 
     def match(self, meeting: Meeting, party: Party, communicator: Hashable = None) -> int:
         """Number of the meeting that a party posts next over this communicator."""

@@ -28,7 +28,9 @@ def bytes_per_parameter(setup: Setup) -> dict[str, float]:
         return costs | _of_megatron(setup)
     masters = optimizer.master_weights or (setup.zero is not None and stored != "fp32")
     stepped = "fp32" if masters else stored
-    gradients = stored if setup.zero is not None else stepped
+    gradients = stored if setup.zero is not None or optimizer.fp32_gradients else stepped
+    if optimizer.fp32_gradients:
+        costs[f"main gradients {stepped}"] = ITEM_BYTES[stepped]
     if not optimizer.in_backward:
         costs[f"gradients {gradients}"] = ITEM_BYTES[gradients]
     if setup.ddp is not None and not setup.ddp.gradient_as_bucket_view:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sim.program.periods import Position, Stretch
 from sim.program.program import Ints, Mark, Mem, Program, Row, narrow
 
 RECORDED_STEPS = 3
@@ -42,6 +43,7 @@ def extend(program: Program, steps: int) -> Program:
     moves = handle >= handles[0]
     numbered = np.isin(program.row_kind[rows], (Row.RECORD, Row.WAIT, Row.SYNC)) & (argument >= stream_events[0])
     row_count, event_count = third.rows - second.rows, third.memory_events - second.memory_events
+    step = Position(row_count, event_count, per_step, events_per_step)
 
     host = slice(*np.searchsorted(program.host_row, (second.rows, third.rows)).tolist())
 
@@ -71,6 +73,7 @@ def extend(program: Program, steps: int) -> Program:
         host_row=np.concatenate([program.host_row, *(program.host_row[host] + row_count * n for n in extra)]),
         host_bytes=repeated(program.host_bytes, host),
         host_used=repeated(program.host_used, host),
+        stretches=(*program.stretches, *_later_stretches(program, rows, extra, step)),
     )
 
 
@@ -98,6 +101,7 @@ def cut(program: Program, steps: int) -> Program:
         host_row=program.host_row[:host].copy(),
         host_bytes=program.host_bytes[:host].copy(),
         host_used=program.host_used[:host].copy(),
+        stretches=tuple(stretch for stretch in program.stretches if stretch.end_row <= rows),
     )
 
 
@@ -135,6 +139,12 @@ def _host_ends_alike(program: Program, second: Mark, third: Mark) -> bool:
     changes = np.searchsorted(program.host_row, (second.rows, third.rows))
     held, used = (np.concatenate(([0], column))[changes] for column in (program.host_bytes, program.host_used))
     return bool(held[0] == held[1] and used[0] == used[1])
+
+
+def _later_stretches(program: Program, rows: slice, extra: range, step: Position) -> list[Stretch]:
+    """Those of the added steps: all of a step's own numbers are later, and what it takes over from the step before."""
+    known = [stretch for stretch in program.stretches if rows.start <= stretch.begin.rows < rows.stop]
+    return [stretch.moved(step * n) for n in extra for stretch in known]
 
 
 def _later_marks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,10 +26,10 @@ from sim.program.program import (
 )
 from sim.program.world import BURST, DEVICE_SYNC, HOST, MEET, PASSAGE, RECORD, SYNC, WAIT, Bools, Meeting, World
 from sim.program.world_builder import NO_ARGUMENT, NO_STREAM, WorldBuilder
+from sim.runtime.driver_calls import HostCall
 from sim.runtime.groups import placement
-from sim.runtime.sections import Piece, SectionRow, Transfers, decoded, passage_of, pieces, section_codes
+from sim.runtime.sections import Cutter, Transfers, section_codes
 
-"""Groups in which context-parallel ranks take part: each has gradients of some tokens, like a data-parallel rank."""
 # Links of a rank; down and up: its host link to and from the host; read and write: its share of the node's drives.
 NVLINK, NIC, DOWN, UP, HOST_MEMORY, READ, WRITE = range(7)
 LINKS_PER_RANK = 7
@@ -54,15 +54,6 @@ COPY_LEVEL, COLLECTIVE_LEVEL = 1, 2  # of contention: kernels beside a copy engi
 
 
 @dataclass(frozen=True, slots=True)
-class HostCall:
-    """A driver call of the allocator: before memory event `event`, for `host_ns`; `waits`: until the device is idle."""
-
-    event: int
-    host_ns: int
-    waits: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Lowered:
     """A world of the simulated ranks. `entries`: per rank, where each row of its program stands among the expanded ones."""
 
@@ -76,9 +67,11 @@ def lower(
     mesh: Mesh,
     host_calls: Sequence[Iterable[HostCall]] = (),
     drives: Drives | None = None,
+    launch_blocking: bool = False,
 ) -> Lowered:
     """The programs of all pipeline ranks (one without a pipeline); each stands for all ranks of its symmetric groups.
-    `drives`: those of a node; None: the usual ones.
+    `drives`: those of a node; None: the usual ones. `launch_blocking`: the host waits for all that it launches, but for
+    transfers between stages, which go in groups.
 
     A collective on the compute stream blocks it: among symmetric peers it is a kernel of the time that it takes alone.
     """
@@ -95,9 +88,11 @@ def lower(
     )  # fmt: skip
     links = [capacity / 1e9 for capacity in capacities]
     drive_rates = dict(zip((READ, WRITE), links[READ:]))
-    builder = WorldBuilder([len(STREAM_NAMES)] * len(programs), kernel_ns, launch_ns, links * len(programs))
+    builder = WorldBuilder(
+        [len(STREAM_NAMES)] * len(programs), kernel_ns, launch_ns, links * len(programs), blocking=launch_blocking
+    )
     transfers = [_time_alone(cost, mesh, collective) for collective in blocking]
-    cutter = _Cutter(
+    cutter = Cutter(
         builder,
         np.array(kernel_ns, np.int64).reshape(len(LEVELS), -1),
         np.array(launch_ns, np.int64),
@@ -121,38 +116,6 @@ def _time_alone(cost: CostModel, mesh: Mesh, collective: Collective) -> int:
     return round(price.latency_ns + price.bytes / min(price.cap_bytes_per_s, link) * 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cutter:
-    """Cuts sections into bursts and passages of the world, equal ones once."""
-
-    builder: WorldBuilder
-    kernel_ns: Ints
-    launch_ns: Ints
-    event_ns: int
-    transfers: Transfers
-    known: dict[bytes, list[tuple[Piece, int]]] = field(default_factory=dict)
-    """Of a section as codes: its pieces with the number of each burst or passage."""
-
-    def cut(self, codes: Ints) -> list[tuple[Piece, int]]:
-        key = codes.tobytes()
-        found = self.known.get(key)
-        if found is None:
-            rows = decoded(codes)
-            found = self.known[key] = [
-                (piece, self._number(piece, rows[piece.first : piece.end]))
-                for piece in pieces(rows, self.builder.queue_rows)
-            ]
-        return found
-
-    def _number(self, piece: Piece, rows: list[SectionRow]) -> int:
-        if piece.form == "burst":
-            return self.builder.template(tuple(row.argument for row in rows))
-        if piece.form == "passage":
-            passage = passage_of(rows, self.kernel_ns, self.launch_ns, self.event_ns, self.transfers)
-            return self.builder.passage(passage)
-        return -1
-
-
 class _Lowering:
     """Walks a rank's rows once, section by section; equal sections are cut into bursts and passages once.
 
@@ -162,7 +125,7 @@ class _Lowering:
 
     def __init__(
         self, rank: int, program: Program, kernel_numbers: Ints, collective_numbers: Ints, cost: CostModel, mesh: Mesh,
-        builder: WorldBuilder, cutter: _Cutter, drive_rates: dict[int, float],
+        builder: WorldBuilder, cutter: Cutter, drive_rates: dict[int, float],
     ) -> None:  # fmt: skip
         self.rank = rank
         self.program = program
@@ -176,13 +139,15 @@ class _Lowering:
         self.meetings: dict[tuple[object, int], Meeting] = {}
         self.first_event = builder.events(program.events)
         self.rows: list[WorldRow] = []  # all but those about events
+        self.awaited: list[int] = []
+        """Rows after which the host waits for the device."""
 
     def run(self, host_calls: Iterable[HostCall]) -> Ints:
         """Returns the rows' places among the expanded entries."""
         program = self.program
         calls_at: dict[int, list[HostCall]] = {}
         for call in host_calls:
-            calls_at.setdefault(int(program.mem_row[call.event]), []).append(call)
+            calls_at.setdefault(call.row, []).append(call)
         kinds, streams, arguments = program.row_kind.copy(), program.row_stream, program.row_argument.copy()
         rows = len(kinds)
         launch = kinds == Row.LAUNCH
@@ -217,6 +182,7 @@ class _Lowering:
         for row, kind, stream, argument in zip(*(column.tolist() for column in columns)):
             self._row(row, kind, stream, argument)
         inserted = np.zeros(rows + 1, np.int64)
+        np.add.at(inserted, np.array(self.awaited, np.int64) + 1, 1)
         for row, calls in calls_at.items():
             for call in calls:
                 inserted[row] += self._driver(2 * row, call)
@@ -246,11 +212,19 @@ class _Lowering:
             else:
                 kind = PASSAGE if piece.form == "passage" else BURST
                 self.rows.append((2 * (first + piece.first) + 1, kind, stream, number, 0))
+                self._await(first + piece.end - 1)
+
+    def _await(self, row: int) -> None:
+        if self.builder.blocking:
+            self.rows.append((2 * row + 1, DEVICE_SYNC, NO_STREAM, NO_ARGUMENT, 0))
+            self.awaited.append(row)
 
     def _tensor_link_is_private(self) -> bool:
         """Nothing but what the tensor-parallel stream's own collectives move crosses the link that they use, and kernels
         are on the compute stream alone: what overlaps there concerns nobody else."""
         program, kinds = self.program, self.program.row_kind
+        if self.builder.blocking:  # nothing overlaps
+            return False
         collectives = kinds == Row.COLLECTIVE
         used: set[tuple[bool, int]] = set()  # (by the tensor-parallel stream, link)
         for stream in np.unique(program.row_stream[collectives]).tolist():
@@ -278,6 +252,7 @@ class _Lowering:
         program, order = self.program, 2 * row + 1
         if kind == Row.LAUNCH:
             self.rows.append((order, BURST, stream, self.builder.template((argument,)), 0))
+            self._await(row)
         elif kind == Row.HOST:
             host_ns = self.cost.host_work_ns(program.host_works[argument], self.mesh.gpus_per_node)
             self.rows.append((order, HOST, NO_STREAM, NO_ARGUMENT, host_ns))
@@ -292,6 +267,8 @@ class _Lowering:
                 host_ns = self.cost.host.collective_ns
             number = self.builder.match(meeting, (self.rank, stream))
             self.rows.append((order, MEET, stream, number, host_ns))
+            if kind in (Row.COLLECTIVE, Row.COPY):
+                self._await(row)
 
     def _link(self, kind: int, rank: int) -> int:
         """Number of a rank's own link."""

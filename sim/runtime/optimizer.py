@@ -94,6 +94,12 @@ class StepOptimizer:
         """The parameters whose gradients are clipped."""
         return self.parameters
 
+    def before_backward(self) -> None:
+        """A micro-batch's backward begins: nothing, in most optimizers."""
+
+    def after_backward(self) -> None:
+        """It has ended: nothing, in most optimizers."""
+
     def prepare(self) -> None:
         """What happens between backward and clipping: nothing, in most optimizers."""
 

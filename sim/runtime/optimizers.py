@@ -125,6 +125,38 @@ class MasterWeights(StepOptimizer):
         self.inner.zero_grad()
 
 
+class Bf16Optimizer(MasterWeights):
+    """The same with fp32 gradients that stay, to which every backward's are added; 16-bit ones stay too, and are zeroed as the
+    next backward begins (deepspeed/runtime/bf16_optimizer.py on one rank; its parameters lie in one flat buffer, here not)."""
+
+    def __init__(self, tape: Tape, parameters: list[Tensor], setup: Optimizer) -> None:
+        super().__init__(tape, parameters, replace(setup, fp32_gradients=False))
+        for master in self.masters:
+            master.grad = tape.pointwise_for(Owner.GRADIENT, "aten::zeros_like", master.shape, "fp32")
+
+    def before_backward(self) -> None:
+        moved = sum(p.grad.bytes for p in self.parameters if p.grad is not None)
+        if moved:
+            self.tape.recorder.memory_bound("aten::_foreach_zero_", "fill", moved)
+
+    def after_backward(self) -> None:
+        for p in self.parameters:
+            if p.grad is not None:
+                wide = self.tape.cast_copy(p.grad, "fp32")
+                self.tape.recorder.memory_bound("aten::add_", "elementwise", 3 * wide.bytes)
+                del wide
+
+    def prepare(self) -> None:
+        """The gradients are there."""
+
+    def step(self) -> None:
+        super().step()
+        self.tape.recorder.memory_bound("aten::zero_", "fill", sum(master.bytes for master in self.masters))
+
+    def zero_grad(self) -> None:
+        """Nothing is freed."""
+
+
 class InBackward:
     """A step per parameter as soon as its gradient is there, after which the gradient dies.
 
@@ -150,6 +182,8 @@ class InBackward:
 
 def make_optimizer(tape: Tape, parameters: list[Tensor], setup: Optimizer) -> StepOptimizer:
     """The optimizer that a set-up names, over these parameters."""
+    if setup.fp32_gradients:
+        return Bf16Optimizer(tape, parameters, setup)
     if setup.master_weights:
         return MasterWeights(tape, parameters, setup)
     if setup.name == "sgd":

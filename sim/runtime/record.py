@@ -35,4 +35,4 @@ def record(setup: Setup, steps: int = 2, fail_at: int | None = None, rank: int =
 def _record(setup: Setup, rank: int, steps: int, fail_at: int | None, stamps: bool) -> Program:
     if setup.pipeline is not None:
         return record_pipeline(setup, rank, steps, fail_at, stamps, folds=stamps)
-    return record_training(setup, steps, fail_at, stamps)
+    return record_training(setup, steps, fail_at, stamps, folds=stamps)

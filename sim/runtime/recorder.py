@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from sim.program.kernels import Attention, Collective, Fixed, Gemm, HostCopy, HostWork, Kernel, Memory, Transfer, Work
+from sim.program.periods import Position
 from sim.program.program import PATH_MASK, PATH_SHIFT, PHASE_SHIFT, Ints, Mark, Mem, Owner, Phase, Program, Row, narrow
 
 
@@ -46,15 +47,6 @@ _RECORDED_EVENTS = (int(Row.RECORD), int(Row.WAIT), int(Row.SYNC))
 _ARGUMENT_SHIFT = 12
 Places = tuple[Ints, Ints]
 """`where` of rows and of memory events."""
-
-
-class Position(NamedTuple):
-    """A point in issue order: rows, memory events, allocations and recorded events before it."""
-
-    rows: int
-    events: int
-    handles: int
-    recorded: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +376,8 @@ class Recorder:
             mem_kind=narrow(kind, np.int8),
             mem_handle=narrow(handle, np.int32),
             mem_bytes=np.where(is_alloc, sizes[handle], 0) if len(memory) else sizes,
-            mem_stream=mem_stream,
-            mem_row=memory_row,
+            mem_stream=narrow(mem_stream, np.int8),
+            mem_row=narrow(memory_row, np.int32),
             mem_where=memory_where,
             owners=narrow(np.array(self.owners, np.int64), np.int8),
             marks=self.marks,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sim.runtime.tape import Tape
+    from sim.scenario.setup import Setup
 
 FIRST_STAMPED, LAST_LIVE = 2, 2  # in a first pass the first two and the last two of a kind run live
 
@@ -309,3 +310,10 @@ def _take_gradient(slot: Parameter, gradient: Tensor) -> None:
 def _repeatable(recording: Recording) -> bool:
     """Streams and the host wait only for events of the layer's own."""
     return bool((recording.rows >= 0).all())
+
+
+def stampable(setup: Setup) -> bool:
+    """A stamped layer's bytes are freed by its backward, which touches gradients alone; families know no layers."""
+    optimizer = setup.optimizer
+    steps_inside = optimizer is not None and (optimizer.in_backward or optimizer.offload is not None)
+    return setup.mode != "eval" and not steps_inside and setup.family is None

@@ -7,7 +7,7 @@ itself. Collectives there overlap with products (`ops.tensor_parallel.start` and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from sim.program.passage import Passage
 from sim.program.program import COMPUTE, TENSOR, Ints, Row
 from sim.program.world import Bools, largest_burst
+from sim.program.world_builder import WorldBuilder
 
 LAUNCH, RECORD, WAIT, COLLECTIVE = map(int, (Row.LAUNCH, Row.RECORD, Row.WAIT, Row.COLLECTIVE))
 START = ((RECORD, COMPUTE), (WAIT, TENSOR), (COLLECTIVE, TENSOR), (RECORD, TENSOR))
@@ -145,3 +146,35 @@ def passage_of(
             after[entry] = recorded[row.argument]
     beside = np.array([row.stream == TENSOR for row in rows])
     return Passage(host_ns, duration_ns, beside, after, raises)
+
+
+@dataclass(frozen=True, slots=True)
+class Cutter:
+    """Cuts sections into bursts and passages of the world, equal ones once."""
+
+    builder: WorldBuilder
+    kernel_ns: Ints
+    launch_ns: Ints
+    event_ns: int
+    transfers: Transfers
+    known: dict[bytes, list[tuple[Piece, int]]] = field(default_factory=dict)
+    """Of a section as codes: its pieces with the number of each burst or passage."""
+
+    def cut(self, codes: Ints) -> list[tuple[Piece, int]]:
+        key = codes.tobytes()
+        found = self.known.get(key)
+        if found is None:
+            rows = decoded(codes)
+            found = self.known[key] = [
+                (piece, self._number(piece, rows[piece.first : piece.end]))
+                for piece in pieces(rows, self.builder.queue_rows)
+            ]
+        return found
+
+    def _number(self, piece: Piece, rows: list[SectionRow]) -> int:
+        if piece.form == "burst":
+            return self.builder.template(tuple(row.argument for row in rows))
+        if piece.form == "passage":
+            passage = passage_of(rows, self.kernel_ns, self.launch_ns, self.event_ns, self.transfers)
+            return self.builder.passage(passage)
+        return -1

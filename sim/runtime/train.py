@@ -9,7 +9,6 @@ from dataclasses import replace
 from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.calls import Tensor as ModelTensor
-from sim.model.calls import interpret
 from sim.model.config import ModelConfig
 from sim.model.language_model import LanguageModel
 from sim.model.llama import TitanLlama
@@ -17,7 +16,9 @@ from sim.model.module import Buffer, Parameter
 from sim.program.kernels import Collective
 from sim.program.program import COMPUTE, Owner, Phase, Program
 from sim.runtime import ops
+from sim.runtime.accumulation import MicroBatches
 from sim.runtime.compiled.region import CompiledLoss
+from sim.runtime.extend import NotPeriodic
 from sim.runtime.fp8 import start_fp8
 from sim.runtime.grad_scaler import GradScaler
 from sim.runtime.host_adamw import HostAdamW
@@ -29,45 +30,37 @@ from sim.runtime.ops.nf4 import Quantizer
 from sim.runtime.optimizer import CpuAdamW, StepOptimizer, clip_grad_norm
 from sim.runtime.optimizers import InBackward, make_optimizer
 from sim.runtime.placement import place_buffers, place_parameters
-from sim.runtime.recorder import OutOfMemory, Recorder
+from sim.runtime.recorded import recorded
+from sim.runtime.recorder import Recorder
 from sim.runtime.regions import apply_checkpoint, stacks_of
+from sim.runtime.replay import stampable
 from sim.runtime.sharding.communication import Communication
 from sim.runtime.sharding.families import make_family
 from sim.runtime.sharding.partial_gradients import sum_partial_gradients
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.torch_context import TorchContext
-from sim.runtime.unwinding import unwind
-from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, mark_repeats
+from sim.runtime.unfold import unfold
+from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, convert_to_float8, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
 
 
-def record_training(setup: Setup, steps: int = 2, fail_at: int | None = None, stamps: bool = True) -> Program:
+def record_training(
+    setup: Setup, steps: int = 2, fail_at: int | None = None, stamps: bool = True, folds: bool = True
+) -> Program:
     """Everything that one rank (rank 0) issues in `steps` training steps of a transformer.
 
-    `stamps`: record layers that are alike once (same program, sooner).
+    `stamps`: record layers that are alike once; `folds`: micro-batches that are alike (same program, sooner).
     `fail_at`: number of the allocation that the allocator refuses; the program then ends with what unwinding frees.
     """
-    return recorded(TrainingRun(setup, Recorder(fail_at)), steps, stamps and fail_at is None and stampable(setup))
-
-
-def recorded(run: TrainingRun, steps: int, stamps: bool) -> Program:
-    """The program of a run of `steps` steps, or until its recorder refuses an allocation."""
-    recorder = run.recorder
-    run.tape.stamps = stamps
-    with interpret(run.tape):
-        try:
-            run.initialize()
-            for number in range(steps):
-                run.step(number)
-        except OutOfMemory as error:
-            unwind(error.__traceback__)
-            recorder.mark("oom")
-    program = recorder.program()
-    run.finish()
-    return program
+    run = TrainingRun(setup, Recorder(fail_at), folds=folds and fail_at is None)
+    program = recorded(run, steps, stamps and fail_at is None and stampable(setup))
+    try:
+        return unfold(program, run.micro_batches.folded)
+    except NotPeriodic:
+        return record_training(setup, steps, fail_at, stamps, folds=False)
 
 
 class TrainingRun:
@@ -78,15 +71,21 @@ class TrainingRun:
     """
 
     def __init__(
-        self, setup: Setup, recorder: Recorder, models: list[LanguageModel] | None = None, tape: Tape | None = None
+        self,
+        setup: Setup,
+        recorder: Recorder,
+        models: list[LanguageModel] | None = None,
+        tape: Tape | None = None,
+        folds: bool = False,
     ) -> None:
         """`models`: the stages that a rank of a pipeline holds. Default: the whole model. `tape`: of a device that is no
-        GPU, on this recorder."""
+        GPU, on this recorder. `folds`: leave out micro-batches that are like others."""
         assert isinstance(setup.model, ModelConfig)
         self.setup = setup
         self.trains = setup.mode == "train"
         self.config = setup.model if self.trains else evaluated(setup.model)
         self.recorder = recorder
+        self.micro_batches = MicroBatches(recorder, setup.batch.accumulation, folds)
         gpu = setup.cluster.gpu
         major, minor = gpu.compute_capability
         self.tape = tape or Tape(recorder, DeviceFacts(sms=gpu.sms, compute_capability=10 * major + minor))
@@ -125,6 +124,8 @@ class TrainingRun:
         setup, tape, offload = self.setup, self.tape, self.setup.offload
         for number, model in enumerate(self.models):
             blocks = [block for layers in stacks_of(model) for block in layers]
+            if setup.precision.float8 is not None and setup.compile is None:
+                convert_to_float8(blocks)
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.compile is not None:
                 outer = apply_compile(tape, model, setup.precision.float8)
@@ -203,29 +204,29 @@ class TrainingRun:
     # -- one step ----------------------------------------------------------------------------------------------
     def step(self, number: int) -> None:
         setup, mark = self.setup, self.recorder.mark
-        accumulation = setup.batch.accumulation
         if setup.batch.tokens == "per_step":
             self._load_data()
             mark(f"s{number}.data")
-        for micro_batch in range(accumulation):
+        for micro_batch in self.micro_batches:
+            is_last = self.micro_batches.is_last(micro_batch)
             if setup.batch.tokens == "per_micro_batch":
                 self._load_data()
             if micro_batch == 0 and self._zeroes_at("start"):
                 self._zero_grad()
             self.tape.first_micro_batch = micro_batch == 0
-            self._set_gradient_sync(micro_batch == accumulation - 1)
+            self._set_gradient_sync(is_last)
             if self.context is not None:
                 self.context.enter(self)
             self._forward()
             mark(f"s{number}.fwd{micro_batch}")
             assert self.loss is not None
             if self.trains:
-                self.tape.backward(self.loss if self.scaler is None else self.scaler.scaled(self.loss))
+                self._backward(self.loss)
                 mark(f"s{number}.bwd{micro_batch}")
             if self.context is not None:
                 self.context.leave(self)
             self.logits = None
-            if micro_batch == accumulation - 1 and "loss" in setup.host.sync:
+            if is_last and "loss" in setup.host.sync:
                 self.recorder.sync(self.recorder.record(COMPUTE))
             self.loss = None
         self._finish_gradients()
@@ -251,6 +252,17 @@ class TrainingRun:
             else:
                 loss, logits = model.compute_loss(self.tokens, self.targets)
                 self.loss, self.logits = Tensor.of(loss), logits if keep else None
+
+    def _backward(self, loss: Tensor) -> None:
+        optimizer = self.optimizer
+        told = optimizer if isinstance(optimizer, StepOptimizer) else None
+        if told is not None:
+            with self.tape.phase(Phase.BACKWARD, Owner.OTHER):
+                told.before_backward()
+        self.tape.backward(loss if self.scaler is None else self.scaler.scaled(loss))
+        if told is not None:
+            with self.tape.phase(Phase.BACKWARD, Owner.OTHER):
+                told.after_backward()
 
     def _finish_gradients(self) -> None:
         """What Megatron does to gradients after the last backward."""
@@ -377,10 +389,3 @@ def evaluated(config: ModelConfig) -> ModelConfig:
 
 def _tensors(slots: Iterable[Parameter]) -> list[Tensor]:
     return [slot.tensor for slot in slots if isinstance(slot.tensor, Tensor)]
-
-
-def stampable(setup: Setup) -> bool:
-    """A stamped layer's bytes are freed by its backward, which touches gradients alone; families know no layers."""
-    optimizer = setup.optimizer
-    steps_inside = optimizer is not None and (optimizer.in_backward or optimizer.offload is not None)
-    return setup.mode != "eval" and not steps_inside and setup.family is None

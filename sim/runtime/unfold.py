@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sim.program.kernels import Transfer
-from sim.program.program import Ints, Mark, Mem, Program, Row
-from sim.program.world import Bools
+from sim.program.periods import Position, Stretch
+from sim.program.program import Ints, Mark, Mem, Program
+from sim.program.shorter import numbered
 from sim.runtime.extend import NotPeriodic
-from sim.runtime.recorder import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,23 @@ def unfold(program: Program, folds: Sequence[Folded]) -> Program:
     for fold in reversed(folds):  # a later one does not move an earlier one's place
         _check_alike(program, fold)
         program = _inserted(program, fold)
-    return program
+    stretches, late = [], Position(0, 0, 0, 0)
+    for fold in folds:
+        period = fold.end - fold.begin
+        stretch = Stretch(fold.oldest, fold.before, period, fold.times + 2, fold.shift).moved(late)
+        stretches.append(replace(stretch, earlier=_earlier_alike(program, stretch)))
+        late += period * fold.times
+    return replace(program, stretches=tuple(stretches))
 
 
 def _inserted(program: Program, fold: Folded) -> Program:
     begin, end, oldest, times = fold.begin, fold.end, fold.oldest, fold.times
     rows, handles, recorded = end.rows - begin.rows, end.handles - begin.handles, end.recorded - begin.recorded
     part, events = slice(begin.rows, end.rows), slice(begin.events, end.events)
-    on_events, moves = _numbered(program.row_kind)
+    on_events, moves = numbered(program.row_kind)
     first_transfer, transfers = (int(moves[span].sum()) for span in (slice(begin.rows), part))
     later_events = on_events & (program.row_argument >= oldest.recorded)
+    later_events[part] = on_events[part] & (program.row_argument[part] != program.row_argument[_rows_before(fold)])
     row_step = later_events * recorded + moves * transfers
     handle_step = (program.mem_handle >= oldest.handles) * handles
 
@@ -64,7 +71,7 @@ def _inserted(program: Program, fold: Folded) -> Program:
             rest += times * step[end:]
         return made
 
-    host_row = program.host_row + (program.host_row >= end.rows) * rows * times
+    host = _host_changes(program, begin, end)
     return replace(
         program,
         row_kind=inserted(program.row_kind, part),
@@ -81,13 +88,26 @@ def _inserted(program: Program, fold: Folded) -> Program:
         marks=_marks(program.marks, fold),
         events=program.events + recorded * times,
         transfers=_transfers(program, fold, first_transfer, transfers),
-        host_row=host_row,
+        host_row=inserted(program.host_row, host, rows),
+        host_bytes=inserted(program.host_bytes, host),
+        host_used=inserted(program.host_used, host),
     )
 
 
-def _numbered(kinds: Ints) -> tuple[Bools, Bools]:
-    """Rows whose argument is an event's, and a transfer's number."""
-    return np.isin(kinds, (Row.RECORD, Row.WAIT, Row.SYNC)), np.isin(kinds, (Row.SEND, Row.RECEIVE))
+def _earlier_alike(program: Program, stretch: Stretch) -> int:
+    """Periods before a stretch that issue the same rows."""
+    begin, length, recorded = stretch.begin.rows, stretch.period.rows, stretch.period.recorded
+    kind = program.row_kind[begin : begin + length]
+    on_events, moves = numbered(kind)
+    alike = 0
+    while (first := begin - (alike + 1) * length) >= 0:
+        part = slice(first, first + length)
+        change = program.row_argument[begin : begin + length] - program.row_argument[part]
+        same = (change == 0) | on_events & (change == recorded * (alike + 1)) | moves
+        if not same.all() or not _equal(program, ("row_kind", "row_stream"), part, slice(begin, begin + length)):
+            return alike
+        alike += 1
+    return alike
 
 
 def _marks(marks: list[Mark], fold: Folded) -> list[Mark]:
@@ -114,7 +134,7 @@ def _transfers(program: Program, fold: Folded, first: int, count: int) -> list[T
     """The transfers with those of the added periods; the rest of this step's have later micro-batches."""
     known, end = program.transfers, first + count
     step_end = next(mark.rows for mark in program.marks if mark.name == f"s{fold.step}.end")
-    in_step = end + int(_numbered(program.row_kind[fold.end.rows : step_end])[1].sum())
+    in_step = end + int(numbered(program.row_kind[fold.end.rows : step_end])[1].sum())
     made = known[:end]
     for n in range(1, fold.times + 1):
         made += [_later(transfer, n * fold.shift) for transfer in known[first:end]]
@@ -132,7 +152,7 @@ def _later(transfer: Transfer, micro_batches: int) -> Transfer:
 def _check_alike(program: Program, fold: Folded) -> None:
     """Both periods must issue the same, each with what is its own or on its way, and free as much as they allocate."""
     before, begin, end, oldest = fold.before, fold.begin, fold.end, fold.oldest
-    a, b = slice(before.rows, begin.rows), slice(begin.rows, end.rows)
+    a, b = _rows_before(fold), slice(begin.rows, end.rows)
     first, second = slice(before.events, begin.events), slice(begin.events, end.events)
     shifts = [end[n] - begin[n] for n in range(len(end))]
     same = [
@@ -144,18 +164,36 @@ def _check_alike(program: Program, fold: Folded) -> None:
     if not all(same):
         raise NotPeriodic("two periods of the pipeline differ")
     rows, handles, recorded = end.rows - begin.rows, end.handles - begin.handles, end.recorded - begin.recorded
-    on_events, moves = _numbered(program.row_kind[a])
+    on_events, moves = numbered(program.row_kind[a])
     argument, handle = program.row_argument[a], program.mem_handle[first]
+    later_events = on_events & (argument != program.row_argument[b])
     own = [
-        np.array_equal(argument + on_events * recorded + moves * int(moves.sum()), program.row_argument[b]),
+        np.array_equal(argument + later_events * recorded + moves * int(moves.sum()), program.row_argument[b]),
         np.array_equal(handle + (handle >= oldest.handles) * handles, program.mem_handle[second]),
         np.array_equal(program.mem_row[first] + rows, program.mem_row[second]),
-        (argument[on_events] >= oldest.recorded).all(),
         int((program.mem_kind[second] == Mem.ALLOC).sum()) == int((program.mem_kind[second] == Mem.FREE).sum()),
-        not ((program.host_row > before.rows) & (program.host_row <= end.rows)).any(),
+        _host_alike(program, fold),
     ]
     if not all(own):
         raise NotPeriodic("a period of the pipeline holds on to something")
+
+
+def _rows_before(fold: Folded) -> slice:
+    """Those of the first of the two periods."""
+    return slice(fold.before.rows, fold.begin.rows)
+
+
+def _host_alike(program: Program, fold: Folded) -> bool:
+    """Host memory changes in both periods in the same way, and comes back to what it was."""
+    first, second = (_host_changes(program, *ends) for ends in ((fold.before, fold.begin), (fold.begin, fold.end)))
+    return np.array_equal(
+        program.host_row[first] + (fold.end.rows - fold.begin.rows), program.host_row[second]
+    ) and _equal(program, ("host_bytes", "host_used"), first, second)
+
+
+def _host_changes(program: Program, begin: Position, end: Position) -> slice:
+    """Those that are seen in rows begin .. end."""
+    return slice(*np.searchsorted(program.host_row, (begin.rows, end.rows), "left").tolist())
 
 
 def _equal(program: Program, columns: tuple[str, ...], a: slice, b: slice) -> bool:

@@ -118,10 +118,15 @@ def check_optimizer(
         document.problem((*path, "name"), "on the CPU (parallel.fsdp.cpu_offload) only adamw is modelled")
     if optimizer.momentum and optimizer.name != "sgd":
         document.problem((*path, "momentum"), f"is SGD's; {optimizer.name} has its own moments")
-    if optimizer.master_weights and fsdp is not None:
-        document.problem((*path, "master_weights"), "are modelled on one GPU only: under fsdp use parameters: fp32")
+    if optimizer.master_weights and fsdp is not None and fsdp.cpu_offload:
+        document.problem((*path, "master_weights"), "are not modelled on the CPU (parallel.fsdp.cpu_offload)")
     elif optimizer.master_weights and precision is not None and precision.parameters == "fp32":
         document.problem((*path, "master_weights"), "are for 16-bit parameters: precision.parameters is fp32")
+    if optimizer.fp32_gradients and not optimizer.master_weights:
+        document.problem((*path, "fp32_gradients"), "are those of fp32 parameters: needs master_weights: true")
+    elif optimizer.fp32_gradients and (fsdp is not None or optimizer.in_backward):
+        other = "in_backward" if fsdp is None else "parallel.fsdp"
+        document.problem((*path, "fp32_gradients"), f"are modelled on one GPU, after backward, not with {other}")
     _check_host_step(document, optimizer, batch, parallel)
     if not optimizer.in_backward:
         return
@@ -279,7 +284,7 @@ def check_under_pipeline(
     for form in FORMS:
         if checkpoint is not None and getattr(checkpoint, form):
             document.problem(("checkpoint", form), f"{only}: a stage has layers of its own")
-    for name in ("in_backward", "master_weights"):
+    for name in ("in_backward", "master_weights", "fp32_gradients"):
         if optimizer is not None and getattr(optimizer, name):
             document.problem(("optimizer", name), only, show=False)
     if mode != "train":

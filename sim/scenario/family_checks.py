@@ -50,7 +50,7 @@ def check_families(
     if (sections.get("mode") or "train") != "train":
         document.problem(("mode",), f"under {family} only training is modelled")
     optimizer: OptimizerSection | None = sections.get("optimizer")
-    for name in ("in_backward", "master_weights"):
+    for name in ("in_backward", "master_weights", "fp32_gradients"):
         if optimizer is not None and getattr(optimizer, name):
             document.problem(("optimizer", name), f"is modelled on one GPU only, not under {family}", show=False)
     batch: BatchSection | None = sections.get("batch")

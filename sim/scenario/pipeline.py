@@ -15,6 +15,8 @@ AnyModel = ModelConfig | ChainConfig
 FIXED_CHUNKS = {"gpipe": 1, "1f1b": 1, "zb-h2": 1, "zb-v": 2, "dualpipe-v": 2}
 """Stages per rank of the schedules that do not leave them open."""
 USUAL_CHUNKS = {"interleaved": 2, "breadth-first": 2}
+RECEIVES_LATE = ("gpipe", "1f1b")
+"""Schedules that receive right before they need it."""
 CUT_IMPLEMENTATIONS = ("torchtitan", "nanogpt", "megatron")
 
 PATH = ("parallel", "pipeline")
@@ -70,6 +72,14 @@ def _check_transfers(
     elif section.scatter_gather and tensor is not None and tensor.sequence_parallel:
         message = "with sequence parallelism a rank has its own tokens only, and sends no others anyway"
         document.problem(scatter, message, show=False)
+
+
+def check_blocking(document: Document, section: PipelineSection) -> None:
+    """A host that waits for its kernels waits for what they wait for: nothing may be asked for long before it can come."""
+    if section.schedule not in RECEIVES_LATE:
+        known = ", ".join(RECEIVES_LATE)
+        message = f"{section.schedule} asks for transfers before it computes what they wait for: take one of {known}"
+        document.problem(("host", "launch_blocking"), message)
 
 
 def _check_micro_batches(document: Document, section: PipelineSection, count: int) -> None:

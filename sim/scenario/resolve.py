@@ -11,7 +11,7 @@ from sim.model.shard.tensor import TensorParallel
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.compile_section import CompileSection
-from sim.scenario.compiling import check_asynchronous, check_compile, check_float8, resolve_compile
+from sim.scenario.compiling import check_asynchronous, check_compile, check_eager_float8, check_float8, resolve_compile
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
@@ -35,7 +35,7 @@ from sim.scenario.liger import check_liger
 from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.machine import resolve_cluster, resolve_mesh
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
-from sim.scenario.pipeline import resolve_pipeline
+from sim.scenario.pipeline import check_blocking, resolve_pipeline
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.problems import Problem, ScenarioError
 from sim.scenario.profiles import check_names, resolve_profile
@@ -149,6 +149,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         if stages and isinstance(model, ModelConfig):
             check_first_stage(document, model, stages.placement[0])
     if pipeline:
+        if (host := sections.get("host")) is not None and host.launch_blocking:
+            check_blocking(document, pipeline)
         mode = sections.get("mode") or "train"
         check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
     offload: OffloadSection | None = sections.get("offload")
@@ -161,6 +163,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_liger(document, model, parallel, precision, compiled is not None)
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
+        if precision.float8 is not None and compiled is None and model and batch and sections.whole("checkpoint"):
+            check_eager_float8(document, precision, model, checkpoint, parallel, batch.micro_batch * batch.seq_len)
         check_asynchronous(document, parallel, compiled is not None)
         check_fp8_beside(document, precision, cluster)
         check_grad_scaler(document, precision, parallel, sections.get("optimizer"), sections.get("mode") or "train")
@@ -257,7 +261,7 @@ def _fsdp(parallel: ParallelSection) -> Fsdp | None:
 
 
 def _host(section: HostSection) -> Host:
-    return Host(framework=section.framework, sync=tuple(section.sync))
+    return Host(framework=section.framework, sync=tuple(section.sync), launch_blocking=section.launch_blocking)
 
 
 def _warning(problem: Problem) -> str:

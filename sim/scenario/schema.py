@@ -274,8 +274,11 @@ class OptimizerSection(Section):
     momentum: Momentum = 0.0
     """SGD's momentum; above 0 there is a buffer as large as the parameters. Default: 0."""
     master_weights: bool = False
-    """Step fp32 copies of 16-bit parameters, as Megatron does; gradients are cast to fp32 before clipping. Default:
-    false."""
+    """Step fp32 copies of 16-bit parameters (under `fsdp`: of each rank's shards), as Megatron does; gradients are cast to
+    fp32 before clipping. Default: false."""
+    fp32_gradients: bool = False
+    """With master_weights: gradients of every micro-batch are added to fp32 ones that stay, and the 16-bit ones stay too, as
+    in DeepSpeed's BF16_Optimizer: 20 bytes per parameter. Default: false."""
     in_backward: bool = False
     """Step each parameter inside backward, as soon as its gradient is there, and free the gradient: there is never more
     than a few parameters' gradients. Needs `clip_norm: null` and one micro-batch per step. Default: false."""
@@ -299,6 +302,9 @@ class HostSection(Section):
     """Name of the host-cost profile. Default: eager."""
     sync: list[Literal["loss", "clip"]] = Field(default=["loss"])
     """Where the loop waits for the GPU: loss (loss.item()), clip (reading the norm). Default: [loss]."""
+    launch_blocking: bool = False
+    """The host waits for every kernel, copy and collective that it launches (CUDA_LAUNCH_BLOCKING=1), so that nothing overlaps
+    and the host's time adds to theirs. Default: false."""
 
 
 class StrategySection(Section):

@@ -59,6 +59,8 @@ class Optimizer:
     momentum: float = 0.0
     master_weights: bool = False
     """fp32 copies of 16-bit parameters are what is stepped (Megatron, apex O2)."""
+    fp32_gradients: bool = False
+    """Their gradients stay, and 16-bit ones beside them (DeepSpeed's BF16_Optimizer)."""
     in_backward: bool = False
     offload: Literal["states", "gradients"] | None = None
     """What of it is in host memory, where the CPU steps (torchao's CPUOffloadOptimizer)."""
@@ -296,6 +298,8 @@ class Host:
 
     framework: str = "eager"
     sync: tuple[Literal["loss", "clip"], ...] = ("loss",)
+    launch_blocking: bool = False
+    """It waits for everything that it launches."""
 
 
 Mode = Literal["train", "eval", "no_grad"]

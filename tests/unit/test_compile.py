@@ -18,6 +18,11 @@ batch: {micro_batch: 1, seq_len: 256}
 precision: {parameters: bf16, compute: bf16}
 """
 CODES = {"torchtitan": "llama-tiny", "transformers": "llama-tiny", "nanogpt": "gpt-tiny"}
+EIGHT = (
+    TINY.replace("PRESET", "llama-tiny")
+    .replace("CODE", "torchtitan")
+    .replace("compute: bf16", "compute: bf16, float8: tensorwise")
+)
 GPT2 = TINY.replace("PRESET", "gpt-tiny").replace("CODE", "transformers")
 
 
@@ -56,6 +61,18 @@ def test_compiled_blocks_move_and_save_less(code: str, checkpoint: str) -> None:
     assert saved_bytes(compiled) <= saved_bytes(eager)
 
 
+def test_with_scales_per_row_gradients_of_weights_are_scaled_after_their_products() -> None:
+    """A kernel for each of a layer's seven, but one for w1 and w3, which are alike and read the same scales of their input;
+    none with one scale per tensor."""
+    scaled = {}
+    for recipe in ("tensorwise", "rowwise"):
+        more = f"compile: {{}}\nstrategies: {{a: {{precision: {{float8: {recipe}}}}}}}\n"
+        p = program("torchtitan", more)
+        rows = p.row_argument[p.row_kind == Row.LAUNCH].tolist()
+        scaled[recipe] = sum(p.kernels[row].name == "triton_poi_fused_mul" for row in rows)
+    assert scaled == {"tensorwise": 0, "rowwise": 2 * 4 * 6}
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_products_and_attention_are_those_of_eager_mode(code: str) -> None:
     def launched(p: Program) -> list[str]:
@@ -64,6 +81,14 @@ def test_products_and_attention_are_those_of_eager_mode(code: str) -> None:
         return sorted(kinds)
 
     assert launched(program(code)) == launched(program(code, "compile: {}\n"))
+
+
+def test_eager_float8_saves_as_much_as_16_bit_and_moves_far_more() -> None:
+    """torchao keeps 16-bit inputs for backward and casts again; eagerly each cast goes through fp32 copies."""
+    eager = record(load_text(EIGHT, "float8").strategies[0], 2)
+    plain = record(load_text(EIGHT.replace(", float8: tensorwise", ""), "float8").strategies[0], 2)
+    assert saved_bytes(eager) == saved_bytes(plain)
+    assert moved_bytes(eager) > 2 * moved_bytes(plain)
 
 
 def test_nothing_of_a_region_outlives_its_step() -> None:
@@ -108,7 +133,9 @@ REFUSED = {
         "compile: {}\nparallel: {fsdp1: {degree: 2}}",
         "eager mode only",
     ),
-    "float8 in eager mode": (GPT2.replace("compute: bf16", "compute: bf16, float8: tensorwise"), "", "add compile"),
+    "float8 of another code": (GPT2.replace("compute: bf16", "compute: bf16, float8: tensorwise"), "", "eager mode for Llama"),
+    "rows scaled in eager mode": (EIGHT.replace("float8: tensorwise", "float8: rowwise"), "", "or use tensorwise"),
+    "kept outputs beside eager float8": (EIGHT, "checkpoint: {save: [attention]}", "in compiled blocks: add compile"),
     "float8 on an A100": (
         GPT2.replace("h100", "a100").replace("compute: bf16", "compute: bf16, float8: rowwise"),
         "compile: {}",

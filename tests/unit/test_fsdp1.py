@@ -23,6 +23,16 @@ cluster: {gpu: h100, gpus_per_node: 8}
 batch: {micro_batch: 1, seq_len: 512}
 parallel: {fsdp1: {degree: 8}}
 """
+COOKBOOK = """
+model: {preset: llama-2-7b, implementation: transformers}
+cluster: {gpu: a100-sxm-40gb, gpus_per_node: 4}
+batch: {micro_batch: 1, seq_len: 2048}
+precision: {parameters: bf16, compute: bf16, reduce: bf16}
+parallel: {fsdp1: {degree: 4}}
+checkpoint: {every: 1}
+optimizer: {clip_norm: null}
+host: {framework: transformers}
+"""
 LARGE = """
 model: {preset: llama-3.1-8b}
 cluster: {gpu: h100, gpus_per_node: 8, nodes: 8}
@@ -86,6 +96,15 @@ def test_fs_01_the_limiter_bounds_what_is_gathered_ahead_at_no_cost_of_time() ->
     assert free.steady.reserved_bytes > limited.steady.reserved_bytes
     assert limited.time is not None and free.time is not None
     assert limited.time.step_ns <= 1.03 * free.time.step_ns
+
+
+def test_fs_02_without_the_limiter_about_a_dozen_layers_of_llama_2_7b_are_gathered_ahead() -> None:
+    """FSDP1, llama-cookbook#41: 25.86 against 20.20 GB active on 4 A100 of 40 GB in pure bf16, 14.0 layers of 0.405 GB. There
+    with adapters, which are not modelled under FSDP1: here everything is trained, and its batch is not stated."""
+    limited, free = (play(f"parallel.fsdp1.limit_all_gathers={on}", text=COOKBOOK) for on in ("true", "false"))
+    ahead = (free.steady.active_bytes - limited.steady.active_bytes) / 0.405e9
+    assert 10 < ahead < 18
+    assert limited.steady.allocated_bytes == free.steady.allocated_bytes
 
 
 def test_fs_05_freed_blocks_that_streams_still_use_stay_active() -> None:

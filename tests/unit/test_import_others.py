@@ -33,6 +33,31 @@ def test_zero_3_with_offload_is_zero_3_with_offload(tmp_path: Path) -> None:
     assert Entry("zero_optimization.offload_param.device", 6, "parallel.zero.offload_param: cpu") in found.account.used
 
 
+def test_deepspeeds_sequence_parallelism_is_ulysses(tmp_path: Path) -> None:
+    """Eight GPUs, two groups of four: the batch counts groups."""
+    text = """{"bf16": {"enabled": true}, "sequence_parallel_size": 4, "train_batch_size": 4,
+        "zero_optimization": {"stage": 3}}"""
+    found = deepspeed(tmp_path, text)
+    setup = found.scenario.strategies[0]
+    assert (setup.context.degree, setup.context.kind, setup.data_parallel) == (4, "ulysses", 2)
+    assert setup.zero is not None and (setup.zero.degree, setup.zero.stage) == (8, 3)
+    assert (setup.batch.micro_batch, setup.batch.accumulation) == (2, 1)
+    assert found.account.is_whole, found.account.not_expressible
+
+
+@pytest.mark.parametrize("size", [3, 0])
+def test_sequences_go_evenly_over_the_gpus(size: int, tmp_path: Path) -> None:
+    text = f'{{"bf16": {{"enabled": true}}, "sequence_parallel_size": {size}, "zero_optimization": {{"stage": 3}}}}'
+    with pytest.raises(ImportProblems) as raised:
+        deepspeed(tmp_path, text)
+    assert "do not divide 8 GPUs" in str(raised.value)
+
+
+def test_ulysses_without_zero_is_told(tmp_path: Path) -> None:
+    found = deepspeed(tmp_path, '{"bf16": {"enabled": true}, "sequence_parallel_size": 2}')
+    assert [entry.name for entry in found.account.not_expressible if "sequence" in entry.name]
+
+
 def test_zero_offload_of_one_gpu_keeps_the_parameters_there(tmp_path: Path) -> None:
     text = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
     setup = deepspeed(tmp_path, text, replace(LLAMA, gpus_per_node=1)).scenario.strategies[0]

@@ -16,6 +16,7 @@ from sim.report.summary import StrategySummary, summarize
 from sim.runtime.record import record
 from sim.scenario import load_text
 from sim.scenario.setup import Scenario, Setup
+from tests.unit.scenario_texts import problems
 
 TEXT = """
 model: {preset: llama-tiny, implementation: torchtitan, layers: 8}
@@ -129,6 +130,7 @@ def test_the_longest_region(checkpoint: str, layers: int) -> None:
         ("fp32", FOREACH, 16),
         ("fp32", "{variant: foreach, clip_norm: null, in_backward: true}", 12),
         ("bf16", "{master_weights: true}", 18),
+        ("bf16", "{master_weights: true, fp32_gradients: true}", 20),
         ("bf16", "{master_weights: true, clip_norm: null, in_backward: true}", 14),
         ("fp32", "{name: sgd, momentum: 0.9}", 12),
         ("bf16", "{name: sgd}", 4),
@@ -140,17 +142,43 @@ def test_bytes_per_parameter_by_name(parameters: str, optimizer: str, total: flo
     assert sum(bytes_per_parameter(setup_of(optimizer=optimizer, parameters=parameters)).values()) == total
 
 
+def kept_bytes(setup: Setup, *owners: Owner) -> int:
+    """What these owners hold after a step."""
+    program = record(setup, steps=1)
+    freed = set(program.mem_handle[program.mem_kind == Mem.FREE].tolist())
+    states = {handle for handle, owner in enumerate(program.owners) if owner in owners} - freed
+    allocations = zip(program.mem_kind, program.mem_handle.tolist(), program.mem_bytes.tolist())
+    return sum(size for kind, handle, size in allocations if kind == Mem.ALLOC and handle in states)
+
+
 @pytest.mark.parametrize(("parameters", "optimizer"), [("bf16", FOREACH), ("fp32", "{name: sgd, momentum: 0.9}")])
 def test_bytes_per_parameter_are_those_that_are_allocated(parameters: str, optimizer: str) -> None:
     setup = setup_of(optimizer=optimizer, parameters=parameters)
-    program = record(setup, steps=1)
-    freed = set(program.mem_handle[program.mem_kind == Mem.FREE].tolist())
-    states = {handle for handle, owner in enumerate(program.owners) if owner == Owner.OPTIMIZER} - freed
-    allocations = zip(program.mem_kind, program.mem_handle.tolist(), program.mem_bytes.tolist())
-    kept = sum(size for kind, handle, size in allocations if kind == Mem.ALLOC and handle in states)
+    kept = kept_bytes(setup, Owner.OPTIMIZER)
     *_, count = bytes_per_parameter(setup).values()
     assert isinstance(setup.model, ModelConfig)
     assert kept == count * parameter_count(setup.model)
+
+
+def test_twenty_bytes_per_parameter_stay_after_a_step() -> None:
+    """DeepSpeed's BF16_Optimizer on one rank: 2 + 2 + 4 + 4 + 8."""
+    setup = setup_of(optimizer="{variant: foreach, master_weights: true, fp32_gradients: true}")
+    kept = kept_bytes(setup, Owner.PARAMETER, Owner.GRADIENT, Owner.OPTIMIZER)
+    assert isinstance(setup.model, ModelConfig)
+    assert kept == 20 * parameter_count(setup.model)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "more", "says"),
+    [
+        ("{fp32_gradients: true}", "", "needs master_weights"),
+        ("{master_weights: true, fp32_gradients: true}", "parallel: {fsdp: {degree: 1}}\n", "not with parallel.fsdp"),
+        ("{master_weights: true}", "parallel: {fsdp: {degree: 1, cpu_offload: true}}\n", "not modelled on the CPU"),
+    ],
+)
+def test_gradients_in_fp32_stay_on_one_gpu(optimizer: str, more: str, says: str) -> None:
+    found = problems(TEXT.replace("OPTIMIZER", optimizer).replace("PARAMETERS", "bf16") + more)
+    assert any(says in text for _, _, text in found), found
 
 
 @pytest.mark.parametrize(("data", "total"), [("degree: 8", 18), ("degree: 8, distributed_optimizer: true", 7.5)])

@@ -84,12 +84,12 @@ def test_the_cpu_steps_scales_and_converts(outcomes: dict[str, Outcome]) -> None
 
 
 def test_ranks_of_a_node_share_its_memory_when_they_step() -> None:
-    """One alone is as fast as the process can be; of 4 each gets no more than a quarter of 175 GB/s, of 8 an eighth."""
+    """One alone is as fast as the process can be; of 4 each gets no more than a quarter of 65 GB/s, of 8 an eighth."""
     cost = cost_model(load_text(TEXT).strategies[0])
     work = HostWork(CPU_MEMORY, 1 << 10)
     alone, four, eight = (cost.host_work_ns(work, gpus) for gpus in (1, 4, 8))
-    assert alone == four == (1 << 10) * 27_500
-    assert eight == round((1 << 30) / (175e9 / 8) * 1e9)
+    assert alone == (1 << 10) * 27_500
+    assert (four, eight) == (round((1 << 30) / (65e9 / 4) * 1e9), round((1 << 30) / (65e9 / 8) * 1e9))
 
 
 def test_drives_are_read_and_written_16_bytes_for_each_parameter(outcomes: dict[str, Outcome]) -> None:

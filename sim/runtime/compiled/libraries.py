@@ -84,7 +84,9 @@ def _linear(t: Tracer, x: Value, weight: Value, bias: Value | None, n: int) -> V
 def float8_product(t: Tracer, x: Value, weight: Value) -> Value:
     """torchao's Float8Linear: x [rows, k] times weight [n, k] transposed, as three products of 8-bit numbers.
 
-    Under checkpointing a policy sees aten.mm (of torchao's tensor class).
+    Under checkpointing a policy sees aten.mm (of torchao's tensor class). With scales per row backward's products are
+    cuBLAS's without scales, which knows none per row, and scaled afterwards (accumulated in fp32, for which the kernel
+    with scales per row is slower; torchao's addmm_float8_unwrapped, since December 2024).
     """
     (rows, k), n = x.shape, weight.shape[0]
     dtype = t.scaled[x.storage][1] if x.storage in t.scaled else x.dtype
@@ -100,6 +102,14 @@ def float8_product(t: Tracer, x: Value, weight: Value) -> Value:
         tokens = factors[0] if by_rows else None
         return product(t, "aten.mm", (*scales, *factors), m, n, k, stored, dtype, rows=tokens)
 
+    def unscaled(
+        a: tuple[Value, Value], b: tuple[Value, Value | None], m: int, n: int, k: int, stored: Any, by_rows: bool = True
+    ) -> Value:
+        y = scaled(a, b, m, n, k, stored, by_rows)
+        if t.float8 != "rowwise" or b[1] is None:
+            return y
+        return t.pointwise("aten.mul", y, a[1], b[1])
+
     by_row = scale(t, x, "row")
     if weight_scale is None:
         tokens = in_8_bit(t, x, by_row)
@@ -113,10 +123,10 @@ def float8_product(t: Tracer, x: Value, weight: Value) -> Value:
         if x.requires_grad:
             rowwise = weight_scale is not None and t.float8 == "rowwise"
             by = scale(t, weight, "column") if rowwise else weight_scale
-            dx = scaled((g, scale(t, g, "row")), (weight, by), rows, k, n, (rows, k))
+            dx = unscaled((g, scale(t, g, "row")), (weight, by), rows, k, n, (rows, k))
         if weight.requires_grad:
             by = scale(t, x, "column", again=True)
-            dw = scaled((g, scale(t, g, "column")), (x, by), k, n, rows, weight.shape, by_rows=False)
+            dw = unscaled((g, scale(t, g, "column")), (x, by), k, n, rows, weight.shape, by_rows=False)
         return [dx, dw]
 
     t.record(y, (x, weight), lambda g: backward(g))
