@@ -37,7 +37,12 @@ def fp8_recipe(facts: Facts) -> str | None:
         return None
     if "nvfp4" in named:
         return "nvfp4"
-    recipes = ((r"mx", "mxfp8"), (r"cs|current|tensorwise", "tensorwise"), (r"delayed|ds", "delayed"))
+    recipes = (
+        (r"mx", "mxfp8"),
+        (r"blockwise|128x128", "blockwise"),
+        (r"cs|current|tensorwise", "tensorwise"),
+        (r"delayed|ds", "delayed"),
+    )
     return next((recipe for words, recipe in recipes if re.search(words, named)), software_of(facts).fp8)
 
 

@@ -246,11 +246,11 @@ def _put_fp8(draft: Draft) -> None:
             draft.use(name, "not used: without --fp8-format")
         return
     recipe = draft.get(f"{kind}-recipe")
-    if recipe not in (("delayed", "tensorwise", "mxfp8") if kind == "fp8" else ("nvfp4",)):
+    if recipe not in (("delayed", "tensorwise", "mxfp8", "blockwise") if kind == "fp8" else ("nvfp4",)):
         draft.cannot(f"{kind}-recipe", "another way to find scales: 16-bit products are played")
         return
     draft.put(f"precision.{kind}", recipe, f"{kind}-format", f"{kind}-recipe")
-    if draft.has("fp8-param-gather") and recipe in ("mxfp8", "nvfp4"):
+    if draft.has("fp8-param-gather") and recipe not in ("delayed", "tensorwise"):
         draft.cannot("fp8-param-gather", "weights stored with scales of blocks: 16-bit weights are played")
     elif draft.has("fp8-param-gather"):
         draft.put("parallel.data.fp8_parameters", True, "fp8-param-gather")

@@ -34,7 +34,7 @@ class Fp8:
     `recipe`: Megatron's name of how scales are found (sim.runtime.fp8). `stored`: these weights exist in 8 bit only.
     """
 
-    recipe: Literal["delayed", "tensorwise", "mxfp8", "nvfp4"]
+    recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise", "nvfp4"]
     first: int = 0
     last: int = 0
     stored: bool = False

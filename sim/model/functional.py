@@ -18,6 +18,11 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tenso
     return call("linear", x, weight.tensor, bias.tensor if bias is not None else None)
 
 
+def float8_linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+    """torchao's Float8Linear, run eagerly: three products of 8-bit casts."""
+    return call("float8_linear", x, weight.tensor, bias.tensor if bias is not None else None)
+
+
 def nf4_linear(x: Tensor, weight: Nf4Weight) -> Tensor:
     """x [..., in] times a four-bit weight [out, in], dequantized for the product."""
     return call("nf4_linear", x, weight)
@@ -181,6 +186,11 @@ def all_reduce(x: Tensor, ranks: int) -> Tensor:
 def reduce_scatter_tokens(x: Tensor, ranks: int) -> Tensor:
     """This rank's [S/ranks, ...] tokens of the sum over the group of x [S, ...]; backward gathers."""
     return call("reduce_scatter_tokens", x, ranks)
+
+
+def gather_widths(x: Tensor, ranks: int) -> Tensor:
+    """[..., w * ranks] of the group's parts [..., w]; backward takes this rank's part."""
+    return call("gather_widths", x, ranks)
 
 
 def scatter_tokens(x: Tensor, ranks: int) -> Tensor:

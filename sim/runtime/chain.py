@@ -67,6 +67,9 @@ class ChainStage:
         with self.tape.phase(Phase.FORWARD, Owner.ACTIVATION):
             return Tensor.of(self.model(hidden)), None
 
+    def after_backwards(self) -> None:
+        """Nothing is reduced."""
+
     def before_backward(self, is_last: bool) -> None:
         pass
 

@@ -1,7 +1,8 @@
 """Transformer Engine's numbers of 8 and 4 bit: casts by recipe, and a rank's copies of weights.
 
 delayed: the scale comes from amaxes of earlier steps, so one kernel casts; tensorwise (current scaling): an amax pass
-comes first; mxfp8: a scale per 32 numbers, along rows and along columns, each a cast of its own in one kernel; nvfp4:
+comes first; mxfp8: a scale per 32 numbers, along rows and along columns, each a cast of its own in one kernel; blockwise
+(DeepSeek-V3's): likewise per 128 numbers, in fp32, of weights per 128 x 128; nvfp4:
 a scale per 16 numbers and one per tensor, so that a pass finds amaxes first, also of what the random Hadamard transform
 makes of the columns, which a cast of its own repeats (weights: no transform, one cast).
 Products on Hopper read both factors along the summed dimension, so that what is summed over tokens (and weights in
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 NON_TRANSPOSED_FROM = 100
 """Compute capability from which 8-bit products read factors in either order (is_non_tn_fp8_gemm_supported)."""
-BLOCKS = {"mxfp8": 32, "nvfp4": 16}
+BLOCKS = {"mxfp8": 32, "blockwise": 128, "nvfp4": 16}
 """Numbers that share a scale."""
 AMAX = {"tensorwise": "amax_kernel", "nvfp4": "hadamard_transform_amax"}
 NVFP4_CASTS = ("quantize_nvfp4", "hadamard_transform_cast_columnwise")
@@ -104,8 +105,8 @@ class Fp8:
                 for count in (FORWARD_TENSORS, BACKWARD_TENSORS):
                     self._statistics += [self.tape.empty((count,), "fp32") for _ in range(2)]
             if kept:
-                rows = None if weight.dtype == "fp8" else self.empty(weight.shape)
-                columns = self.empty(weight.shape, along_rows=False) if self.two_forms else rows
+                rows = None if weight.dtype == "fp8" else self.empty(weight.shape, square=True)
+                columns = self.empty(weight.shape, along_rows=False, square=True) if self.two_forms else rows
                 self._weights[id(weight.storage)] = Copies(rows, columns)
 
     # -- casts -------------------------------------------------------------------------------------------------
@@ -144,15 +145,23 @@ class Fp8:
     def _forms(self, rows: bool, columns: bool) -> list[tuple[bool, bool]]:
         return [(rows, True), (columns, False)] if self.two_forms else [(rows or columns, True)]
 
-    def empty(self, shape: Shape, along_rows: bool = True) -> Cast:
-        """Room for x [..., k]; one scale, or one per block, padded to tiles of 128 x 4."""
+    def empty(self, shape: Shape, along_rows: bool = True, square: bool = False) -> Cast:
+        """Room for x [..., k]; one scale, or one per block, padded to tiles of 128 x 4. `square`: a weight's blocks."""
         tape, (m, k) = self.tape, (prod(shape[:-1]), shape[-1])
         if not self.in_blocks:
             return Cast(tape.empty(shape, "fp8"), tape.empty((1,), "fp32"))
         block = BLOCKS[self.recipe]
+        if self.recipe == "blockwise":  # Float8BlockQuantizer.get_scale_shape
+            blocks, lines = (-(-k // block), m) if along_rows else (-(-m // block), k)
+            grid = (blocks, round_up(lines, 4)) if not square else (-(-lines // block), round_up(blocks, 4))
+            return Cast(tape.empty(shape, "fp8"), tape.empty(grid, "fp32"))
         m, k = (m, -(-k // block)) if along_rows else (-(-m // block), k)
         tiles = (round_up(m, 128), round_up(k, 4)) if along_rows else (round_up(m, 4), round_up(k, 128))
         return Cast(tape.empty(shape, self.dtype), tape.empty(tiles, "uint8"))
+
+    def nothing(self) -> Cast:
+        """In place of a tensor that nobody reads."""
+        return Cast(self.tape.empty((0,), "fp8"), self.tape.empty((0,), "fp32"))
 
     def transposed(self, rows: Tensor) -> Tensor:
         """The other form of numbers that came in one, where they are transposed."""

@@ -64,6 +64,9 @@ class Stage(Protocol):
     def before_backward(self, is_last: bool) -> None:
         """A backward begins; `is_last`: no further micro-batch comes in this step."""
 
+    def after_backwards(self) -> None:
+        """All backwards of a step have run, and the last one's result was sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wire:
@@ -125,6 +128,8 @@ class PipelineRank:
     _input_gradients: list[Tensor] = field(init=False, default_factory=list)
     """Those of split backwards stay as `.grad` of the received buffers until the next step (stage_backward_input)."""
     _returned: Counter[int] = field(init=False, default_factory=Counter)  # backwards done, by stage
+    _done: list[int] = field(init=False, default_factory=list)
+    """Stages whose backwards have all run, which have not been told yet."""
 
     def __post_init__(self) -> None:
         self.steps = pipeline_steps(self.pipeline, self.micro_batches)[self.rank]
@@ -161,6 +166,7 @@ class PipelineRank:
                 if self._bundles is not None:
                     self._bundles.before(place)
                 place += 1
+                self._tell_done()
                 self._compute(step.action)
                 mark(f"{'fwd' if step.action.kind is Kind.FORWARD else 'bwd'}{step.action.micro_batch}")
         passed.append(self.tape.recorder.position())
@@ -168,6 +174,7 @@ class PipelineRank:
         for _, sent in self._sent.values():
             self.tape.recorder.wait(COMPUTE, sent)
         self._sent.clear()
+        self._tell_done()
         self._returned.clear()
         if (fold := self.fold) is not None:
             oldest, before, begin, end = (passed[at] for at in (fold.oldest, fold.before, fold.begin, fold.end))
@@ -250,7 +257,14 @@ class PipelineRank:
 
     def _begin_backward(self, action: Action) -> None:
         self._returned[action.stage] += 1
-        self.stages[action.stage].before_backward(self._returned[action.stage] == self.micro_batches)
+        is_last = self._returned[action.stage] == self.micro_batches
+        self.stages[action.stage].before_backward(is_last)
+        if is_last:
+            self._done.append(action.stage)
+
+    def _tell_done(self) -> None:
+        while self._done:
+            self.stages[self._done.pop(0)].after_backwards()
 
     def _incoming(self, action: Action) -> Tensor | None:
         """The gradient of the output; None for the loss."""

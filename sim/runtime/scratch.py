@@ -54,13 +54,14 @@ def reduce_buffers(device: DeviceFacts, reduced: int, outputs: int) -> tuple[int
     return () if blocks <= 1 else (4 * outputs * blocks * width * vector, 4 * grid)
 
 
-def norm_buffers(device: DeviceFacts, elements: int) -> tuple[int, ...]:
-    """Partial results and semaphore of linalg_vector_norm over everything in fp32 (Reduce.cuh, 512 threads a block)."""
+def norm_buffers(device: DeviceFacts, elements: int, item_bytes: int = 4) -> tuple[int, ...]:
+    """Partial results and semaphore of linalg_vector_norm (in fp32) or max over everything (Reduce.cuh, 512 threads a
+    block)."""
     values = ceil_div(elements, 512)
     if values < 256:
         return ()
     target = device.sms * (device.threads_per_sm // 512)
-    return 4 * max(min(target, ceil_div(values, 16)), ceil_div(values, 256)), 4
+    return item_bytes * max(min(target, ceil_div(values, 16)), ceil_div(values, 256)), 4
 
 
 def flash_splits(device: DeviceFacts, batch_heads: int, queries: int, keys: int, head_dim: int) -> int:

@@ -41,7 +41,7 @@ from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
 from sim.runtime.torch_context import TorchContext
 from sim.runtime.unfold import unfold
-from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, mark_repeats
+from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, convert_to_float8, mark_repeats
 from sim.scenario.setup import DataParallel, Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
@@ -124,6 +124,8 @@ class TrainingRun:
         setup, tape, offload = self.setup, self.tape, self.setup.offload
         for number, model in enumerate(self.models):
             blocks = [block for layers in stacks_of(model) for block in layers]
+            if setup.precision.float8 is not None and setup.compile is None:
+                convert_to_float8(blocks)
             outer = apply_checkpoint(tape, model, setup.checkpoint)
             if setup.compile is not None:
                 outer = apply_compile(tape, model, setup.precision.float8)

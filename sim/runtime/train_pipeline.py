@@ -20,6 +20,7 @@ from sim.runtime.recorded import recorded
 from sim.runtime.recorder import Recorder
 from sim.runtime.replay import stampable
 from sim.runtime.schedules import stages_of
+from sim.runtime.sharding.fsdp2 import finish_backward
 from sim.runtime.tensor import Tensor
 from sim.runtime.train import TrainingRun
 from sim.runtime.unfold import unfold
@@ -144,14 +145,27 @@ class LanguageModelStage:
             return Tensor.of(loss), logits
 
     def before_backward(self, is_last: bool) -> None:
-        """Gradients are reduced at a stage's last backward; under FSDP2 gathered parameters stay till then."""
+        """Megatron's gradients are reduced in a stage's last backward. Under FSDP2 none reduces, and gathered parameters
+        stay."""
         if self.run.main_gradients is not None:
             self.run.main_gradients.begin(is_last)
         if self.run.communications:
-            communication = self.run.communications[self.index]
-            communication.is_last_backward = is_last
-            for unit in communication.units:
-                unit.reduces, unit.stays_gathered = is_last, True
+            self._synchronize(False)
+
+    def after_backwards(self) -> None:
+        """FSDP2's gradients of all micro-batches are reduced after them, unit by unit, and parameters dropped (torch's
+        perform_reduce_grad)."""
+        if self.run.communications:
+            self._synchronize(True)
+            with self.run.tape.phase(Phase.BACKWARD, Owner.GRADIENT):
+                finish_backward(self.run.communications[self.index])
+
+    def _synchronize(self, reduces: bool) -> None:
+        """set_is_last_backward, set_requires_gradient_sync, set_reshard_after_backward."""
+        communication = self.run.communications[self.index]
+        communication.is_last_backward = reduces
+        for unit in communication.units:
+            unit.reduces, unit.stays_gathered = reduces, True
 
 
 def build_stages(setup: Setup, rank: int) -> tuple[list[int], list[LanguageModel]]:

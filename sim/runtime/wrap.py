@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.model.language_model import LanguageModel
+from sim.model.language_model import LanguageModel, Linear
 from sim.model.module import Module, Parameter
 from sim.runtime.checkpoint import CheckpointWrapper
 from sim.runtime.compiled.region import CompiledBlock, Plan
@@ -95,6 +95,16 @@ def apply_compile(tape: Tape, model: Module, float8: str | None) -> list[Module]
     plans: dict[object, dict[Any, Plan]] = {}
     layers.items = [CompiledBlock(tape, layer, plans.setdefault(structure(layer), {}), float8) for layer in layers]
     return list(layers)
+
+
+def convert_to_float8(blocks: list[Module]) -> None:
+    """convert_to_float8_training: linear layers inside blocks whose sides are multiples of 16 (the head is none of them)."""
+    for block in blocks:
+        for _, child in block.children():
+            if isinstance(child, Linear):
+                child.float8 = not any(size % 16 for size in child.weight.shape)
+            else:
+                convert_to_float8([child])
 
 
 def unit_policy(fsdp: Fsdp, precision: Precision, reshard: bool | int, is_block: bool = False) -> UnitPolicy:

@@ -14,6 +14,8 @@ from sim.scenario.setup import SPLITS_BACKWARD
 
 PATH = ("precision", "fp8")
 STORED = ("parallel", "data", "fp8_parameters")
+HOPPER = 9
+"""Compute capability of tensor cores whose products are scaled block by block in fp32; from Blackwell on in mxfp8's blocks."""
 BLOCK_SCALES_FROM = (10, 0)
 """Compute capability of tensor cores that scale blocks of 32 numbers."""
 
@@ -79,7 +81,7 @@ def _check_parallel(document: Document, parallel: ParallelSection, recipe: str, 
         message = "splits backward, which is not modelled with precision.fp8: use 1f1b or interleaved"
         document.problem(("parallel", "pipeline", "schedule"), message)
     if data is not None and data.fp8_parameters:
-        if recipe in ("mxfp8", "nvfp4"):
+        if recipe not in ("delayed", "tensorwise"):
             document.problem(STORED, "is modelled for precision.fp8: delayed and tensorwise")
         if not (data.distributed_optimizer and data.gradient_accumulation_fusion):
             document.problem(STORED, "needs distributed_optimizer and gradient_accumulation_fusion")
@@ -95,6 +97,10 @@ def check_fp8_beside(document: Document, precision: PrecisionSection, cluster: C
         document.problem(PATH, f"{cluster.gpu.title} has no 8-bit matrix units")
     elif precision.fp8 == "mxfp8" and cluster.gpu.compute_capability < BLOCK_SCALES_FROM:
         document.problem(PATH, f"needs compute capability 10.0: not {cluster.gpu.title}")
+    elif precision.fp8 == "blockwise" and cluster.gpu.compute_capability[0] != HOPPER:
+        document.problem(
+            PATH, f"is for Hopper (compute capability 9.0), not {cluster.gpu.title}: use mxfp8 or tensorwise"
+        )
 
 
 def check_fp8_checkpoint(document: Document, precision: PrecisionSection, checkpoint: CheckpointSection | None) -> None:

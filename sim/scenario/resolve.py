@@ -11,7 +11,7 @@ from sim.model.shard.tensor import TensorParallel
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.compile_section import CompileSection
-from sim.scenario.compiling import check_asynchronous, check_compile, check_float8, resolve_compile
+from sim.scenario.compiling import check_asynchronous, check_compile, check_eager_float8, check_float8, resolve_compile
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
@@ -163,6 +163,8 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_liger(document, model, parallel, precision, compiled is not None)
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
+        if precision.float8 is not None and compiled is None and model and batch and sections.whole("checkpoint"):
+            check_eager_float8(document, precision, model, checkpoint, parallel, batch.micro_batch * batch.seq_len)
         check_asynchronous(document, parallel, compiled is not None)
         check_fp8_beside(document, precision, cluster)
         check_grad_scaler(document, precision, parallel, sections.get("optimizer"), sections.get("mode") or "train")

@@ -42,6 +42,7 @@ def llama_setup(meta: dict[str, Any]) -> Setup:
         compute="bf16" if meta["prec"] != "fp32" else "fp32",
         reduce="bf16" if (bf16 and not meta.get("fp32red")) or meta.get("bfred") else "fp32",
         autocast=meta["prec"] == "autocast",
+        float8=meta.get("float8"),
     )
     return _setup(
         meta,

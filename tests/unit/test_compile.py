@@ -18,6 +18,11 @@ batch: {micro_batch: 1, seq_len: 256}
 precision: {parameters: bf16, compute: bf16}
 """
 CODES = {"torchtitan": "llama-tiny", "transformers": "llama-tiny", "nanogpt": "gpt-tiny"}
+EIGHT = (
+    TINY.replace("PRESET", "llama-tiny")
+    .replace("CODE", "torchtitan")
+    .replace("compute: bf16", "compute: bf16, float8: tensorwise")
+)
 GPT2 = TINY.replace("PRESET", "gpt-tiny").replace("CODE", "transformers")
 
 
@@ -78,6 +83,14 @@ def test_products_and_attention_are_those_of_eager_mode(code: str) -> None:
     assert launched(program(code)) == launched(program(code, "compile: {}\n"))
 
 
+def test_eager_float8_saves_as_much_as_16_bit_and_moves_far_more() -> None:
+    """torchao keeps 16-bit inputs for backward and casts again; eagerly each cast goes through fp32 copies."""
+    eager = record(load_text(EIGHT, "float8").strategies[0], 2)
+    plain = record(load_text(EIGHT.replace(", float8: tensorwise", ""), "float8").strategies[0], 2)
+    assert saved_bytes(eager) == saved_bytes(plain)
+    assert moved_bytes(eager) > 2 * moved_bytes(plain)
+
+
 def test_nothing_of_a_region_outlives_its_step() -> None:
     p = program("torchtitan", "compile: {}\ncheckpoint: {}\n")
     first, second = (next(m.memory_events for m in p.marks if m.name == f"s{n}.end") for n in (0, 1))
@@ -120,7 +133,9 @@ REFUSED = {
         "compile: {}\nparallel: {fsdp1: {degree: 2}}",
         "eager mode only",
     ),
-    "float8 in eager mode": (GPT2.replace("compute: bf16", "compute: bf16, float8: tensorwise"), "", "add compile"),
+    "float8 of another code": (GPT2.replace("compute: bf16", "compute: bf16, float8: tensorwise"), "", "eager mode for Llama"),
+    "rows scaled in eager mode": (EIGHT.replace("float8: tensorwise", "float8: rowwise"), "", "or use tensorwise"),
+    "kept outputs beside eager float8": (EIGHT, "checkpoint: {save: [attention]}", "in compiled blocks: add compile"),
     "float8 on an A100": (
         GPT2.replace("h100", "a100").replace("compute: bf16", "compute: bf16, float8: rowwise"),
         "compile: {}",

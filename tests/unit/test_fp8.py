@@ -31,7 +31,8 @@ SHARED = "{data: {degree: 4, distributed_optimizer: true}, tensor: {degree: 2, s
 WHOLE = "{data: {degree: 4}, tensor: {degree: 2}}"
 STORED = "{data: {degree: 8, distributed_optimizer: true, fp8_parameters: true}}"
 PIPELINE = "{data: {degree: 2}, pipeline: {degree: 4}}"
-RECIPES = (("h100", "delayed"), ("h100", "tensorwise"), ("b200", "delayed"), ("b200", "tensorwise"), ("b200", "mxfp8"),
+RECIPES = (("h100", "delayed"), ("h100", "tensorwise"), ("h100", "blockwise"), ("b200", "delayed"),
+           ("b200", "tensorwise"), ("b200", "mxfp8"),
            ("b200", "nvfp4"))  # fmt: skip
 TOKENS = 1024
 
@@ -127,6 +128,7 @@ def test_inputs_are_saved_in_8_bit_and_attention_keeps_its_result_beside(gpu: st
     fp8, bf16 = setup_of(gpu, recipe), setup_of(gpu, "null")
     h, f = fp8.model.hidden, fp8.model.ffn_hidden  # type: ignore[union-attr]
     scales = (3 * h + f) * TOKENS // BLOCKS[recipe] if recipe in BLOCKS else 4 * 4
+    scales *= 4 if recipe == "blockwise" else 1
     per_layer = TOKENS * (h + f) - scales
     if recipe == "nvfp4":  # half of 8 bit
         per_layer += TOKENS * (3 * h + f) // 2
@@ -152,19 +154,28 @@ def test_weights_are_cast_once_per_step_whatever_the_number_of_micro_batches() -
         assert sorted(first) == sorted(second + of_weights)
 
 
+def blocks(size: int) -> int:
+    return -(-size // 128)
+
+
 def _matrices(setup: Setup) -> list[tuple[int, ...]]:
     model = build_model(setup.model, setup.tensor)  # type: ignore[arg-type]
     return [slot.shape for slot in model.parameters() if slot.in_fp8]
 
 
 @pytest.mark.parametrize(
-    ("gpu", "recipe", "forms"), [("h100", "delayed", 2), ("b200", "tensorwise", 1), ("b200", "mxfp8", 2)]
+    ("gpu", "recipe", "forms"),
+    [("h100", "delayed", 2), ("b200", "tensorwise", 1), ("b200", "mxfp8", 2), ("h100", "blockwise", 2)],
 )
 def test_copies_of_weights_stay_beside_the_16_bit_ones(gpu: str, recipe: str, forms: int) -> None:
     """One byte per weight and form, with scales; Hopper needs the transposed one, mxfp8 the one with other scales."""
     setup = setup_of(gpu, recipe)
     elements = sum(map(prod, _matrices(setup)))
     scales = forms * elements // 32 if recipe == "mxfp8" else forms * 4 * len(_matrices(setup))
+    if recipe == "blockwise":  # a number in fp32 per 128 x 128 weights, rows of them padded to fours
+        scales = sum(
+            4 * blocks(n) * -(-blocks(k) // 4) * 4 + 4 * blocks(k) * -(-blocks(n) // 4) * 4 for n, k in _matrices(setup)
+        )
     statistics = 4 * 2 * (3 + 2) * len(_matrices(setup)) if recipe == "delayed" else 0
     more = saved_bytes(setup, Owner.OTHER) - saved_bytes(setup_of(gpu, "null"), Owner.OTHER)
     assert more == forms * elements + scales + statistics
@@ -278,6 +289,10 @@ def spoiled(old: str, new: str, gpu: str = "h100", recipe: str = "delayed", para
 )  # fmt: skip
 def test_what_does_not_fit_is_told(old: str, new: str, says: str) -> None:
     assert any(says in problem for problem in spoiled(old, new)), spoiled(old, new)
+
+
+def test_blocks_of_128_are_for_hopper() -> None:
+    assert any("is for Hopper" in problem for problem in spoiled("gpu: h100", "gpu: b200", recipe="blockwise"))
 
 
 def test_under_fsdp_weights_come_gathered_in_8_bit_and_hopper_transposes_them_in_backward() -> None:

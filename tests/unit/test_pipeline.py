@@ -242,6 +242,25 @@ def test_fsdp_gathers_once_and_reduces_once_per_step_under_a_pipeline() -> None:
         assert (counts["all_gather", "fsdp"], counts["reduce_scatter", "fsdp"]) == (units, units)
 
 
+def test_fsdp_reduces_after_the_last_backward_was_computed_and_sent() -> None:
+    """torch's perform_reduce_grad: no backward of a pipeline reduces; torch's schedules reduce behind the last."""
+    for rank, program in enumerate(programs_of(setup_of(gpus=8, fsdp=", fsdp: {degree: 2}"), 1)):
+        kind, argument = program.row_kind.tolist(), program.row_argument.tolist()
+        backward = [row for row in range(len(kind)) if program.where(int(program.row_where[row]))[0] == Phase.BACKWARD]
+        reduced = [
+            row for row in backward
+            if kind[row] == Row.COLLECTIVE and program.collectives[argument[row]].kind == "reduce_scatter"
+        ]  # fmt: skip
+        products = [
+            row for row in backward
+            if kind[row] == Row.LAUNCH and isinstance(program.kernels[argument[row]].work, Gemm)
+        ]  # fmt: skip
+        sent = [row for row in range(len(kind)) if kind[row] == Row.SEND]
+        assert len(reduced) == 2 + (rank in (0, 3))
+        assert reduced[0] > products[-1]
+        assert reduced[0] > sent[-1]
+
+
 def test_sends_cross_the_network_between_nodes() -> None:
     for gpus, nodes, crossing in ((4, 1, 0), (2, 2, 1), (1, 4, 3)):
         setup = setup_of(gpus=gpus, nodes=nodes)
