@@ -162,7 +162,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if compiled is not None and model and sections.whole("checkpoint", "parallel"):
         check_compile(document, compiled, model, cluster, precision, checkpoint, parallel, offload)
     if precision and model and sections.whole("compile", "parallel", "precision"):
-        check_liger(document, model, parallel, precision, compiled is not None)
+        check_liger(document, model, precision, compiled is not None)
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
         if precision.float8 is not None and compiled is None and model and batch and sections.whole("checkpoint"):
