@@ -115,6 +115,7 @@ NEMO = replace(
     sequence_parallel=True,  # bool(tp > 1) in its performance recipes
     often_8_bit=True,
     loss_fusion="native",  # cross_entropy_loss_fusion is on in GPTConfig; native is megatron-core's default
+    lora=(16, ("qkv",)),  # llama3_70b_peft_config: dim 16, target_modules linear_qkv
     stores_fp8=True,  # fp8_params in bf16_with_fp8_mixed; fp8_param_gather in Megatron-Bridge's, but for mxfp8
 )
 MEGATRON_2022 = replace(MEGATRON, name="Megatron of 2022", pattern="korthikanti", megatron="2022", flash=None)

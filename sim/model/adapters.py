@@ -1,11 +1,15 @@
-"""LoRA: linear layers with a trained detour of low rank, as torchtune and peft write them; everything else is frozen.
+"""LoRA: linear layers with a trained detour of low rank, as torchtune, peft and Megatron-Bridge write them; everything
+else is frozen.
 
 W [out, in] frozen, A [rank, in] and B [out, rank] trained: y = x W^T + scale * (dropout(x) A^T) B^T.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from sim.model import functional as F
 from sim.model.calls import Tensor
@@ -13,6 +17,7 @@ from sim.model.config import Lora, ModelConfig
 from sim.model.language_model import LanguageModel, Linear
 from sim.model.module import Module
 from sim.model.quantized import Linear4bit
+from sim.model.shard.tensor import ColumnParallelLinear
 
 LINEARS: dict[tuple[str, str], dict[str, str]] = {
     ("llama", "torchtitan"): {
@@ -22,6 +27,7 @@ LINEARS: dict[tuple[str, str], dict[str, str]] = {
         "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
         "down": "down_proj", "head": "lm_head",
     },
+    ("llama", "megatron"): {"qkv": "linear_qkv"},
 }  # fmt: skip
 """Which linear layers may have adapters, and what each implementation calls them."""
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -87,8 +93,30 @@ class PeftLinear4bit(PeftLinear):
         return result + output
 
 
-Adapted = LoraLinear | PeftLinear
-WRAPPERS: dict[tuple[str, str | None], type[Adapted]] = {
+class ParallelAdapter(Module):
+    """Megatron-Bridge's LoRALinear around a column-parallel layer: both of the detour's matrices are column-parallel, and
+    what comes between them is gathered. It reads the norm's output in the compute dtype."""
+
+    def __init__(self, base: ColumnParallelLinear, lora: Lora) -> None:
+        (outputs, inputs), parallel = base.weight.shape, base.parallel
+        self.to_wrap, self.dropout, self.ranks = base, lora.dropout, parallel.degree
+        self.lora_a = ColumnParallelLinear(inputs, lora.rank, parallel, bias=False)
+        self.lora_b = ColumnParallelLinear(
+            lora.rank, outputs * parallel.degree, replace(parallel, sequence_parallel=False), bias=False
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.to_wrap(x)
+        detour = self.lora_a(F.dropout(x, self.dropout))
+        if self.ranks > 1:
+            detour = F.gather_widths(detour, self.ranks)
+        detour = SCALE * self.lora_b(detour)
+        return out + detour
+
+
+Adapted = LoraLinear | PeftLinear | ParallelAdapter
+WRAPPERS: dict[tuple[str, str | None], Callable[[Any, Lora], Adapted]] = {
+    ("megatron", None): ParallelAdapter,
     ("torchtitan", None): LoraLinear,
     ("transformers", None): PeftLinear,
     ("transformers", "nf4"): PeftLinear4bit,
@@ -99,7 +127,9 @@ WRAPPERS: dict[tuple[str, str | None], type[Adapted]] = {
 def target_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """What `Lora.targets` may say of this model, and the linear layers that are meant; empty: no adapters are written."""
     known = LINEARS.get((config.family, config.implementation), {})
-    groups = {name: tuple(known[part] for part in parts) for name, parts in GROUPS.items()} if known else {}
+    groups = {
+        name: tuple(known[part] for part in parts) for name, parts in GROUPS.items() if all(p in known for p in parts)
+    }
     return {name: (attribute,) for name, attribute in known.items()} | groups
 
 
@@ -110,14 +140,14 @@ def add_adapters(model: LanguageModel, config: ModelConfig) -> None:
         return
     names = target_names(config)
     wrapped = {attribute for target in lora.targets for attribute in names[target]}
-    quantized = {attribute for attribute in names["all"] if lora.base is not None}
+    quantized = set(names["all"]) if lora.base is not None else set()
     _wrap(model, config, lora, wrapped, quantized)
     model.name_paths()
 
 
 def _wrap(module: Module, config: ModelConfig, lora: Lora, wrapped: set[str], quantized: set[str]) -> None:
     for name, child in list(module.children()):
-        if isinstance(child, Linear) and name in wrapped:
+        if isinstance(child, Linear | ColumnParallelLinear) and name in wrapped:
             base = lora.base if name in quantized else None
             adapted = WRAPPERS[config.implementation, base](child, lora)
             for adapter in (adapted.lora_a, adapted.lora_b):

@@ -36,7 +36,9 @@ def build_model(
         parts = parallel or TensorParallel(), expert_parallel or ExpertParallel(), context or ContextParallel()
         if config.family == "t5":
             return MegatronT5(config, *parts)
-        return (MegatronBert if config.family == "bert" else MegatronGpt)(config, *parts)
+        megatron = (MegatronBert if config.family == "bert" else MegatronGpt)(config, *parts)
+        add_adapters(megatron, config)
+        return megatron
     if (config.family, config.implementation) == ("llama", "torchtitan") and config.lora is None:
         return _with_gradient(TitanLlama(config, parallel), config)
     if parallel is not None and parallel.degree > 1:

@@ -188,6 +188,11 @@ def reduce_scatter_tokens(x: Tensor, ranks: int) -> Tensor:
     return call("reduce_scatter_tokens", x, ranks)
 
 
+def gather_widths(x: Tensor, ranks: int) -> Tensor:
+    """[..., w * ranks] of the group's parts [..., w]; backward takes this rank's part."""
+    return call("gather_widths", x, ranks)
+
+
 def scatter_tokens(x: Tensor, ranks: int) -> Tensor:
     """This rank's tokens of x [S, ...], which all ranks hold, as a view; backward gathers."""
     return call("scatter_tokens", x, ranks)

@@ -52,8 +52,9 @@ def norm_of_heads(config: ModelConfig, parallel: TensorParallel) -> Module:
 
 
 def norm_inside(config: ModelConfig) -> bool:
-    """Is the norm before attention part of its projection? The compressed projections of latent attention share it."""
-    return config.fp8 is not None and config.latent is None
+    """Is the norm before attention part of its projection? The compressed projections of latent attention share it, and
+    so does an adapter."""
+    return config.fp8 is not None and config.latent is None and config.lora is None
 
 
 class CoreAttention(Module):

@@ -234,6 +234,8 @@ def check_megatron_parallel(
         why = "sequence parallelism reduces and scatters" if tensor.sequence_parallel else "one rank sums nothing"
         document.warning(("parallel", "tensor", "async_all_reduce"), f"has no effect: {why}")
     shared = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
+    if model.lora is not None:
+        shared["lora.rank"] = model.lora.rank
     for name, value in shared.items():
         if value % tensor.degree:
             document.problem(("parallel", "tensor", "degree"), f"must divide model.{name} ({value})")

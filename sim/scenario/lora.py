@@ -18,13 +18,14 @@ PATH = ("model", "lora")
 
 class LoraSection(Section):
     """LoRA: only adapters of low rank beside the named linear layers are trained. As torchtune writes it with
-    implementation torchtitan, as peft with transformers. (alpha scales values and changes neither bytes nor time.)"""
+    implementation torchtitan, as peft with transformers, as Megatron-Bridge with megatron. (alpha scales values and
+    changes neither bytes nor time.)"""
 
     rank: Count
     """Width of the adapters."""
     targets: Names = ("q", "v")
-    """Linear layers that get one: q, k, v, o, gate, up, down, head, or attention, mlp, all (all but the head). Default:
-    [q, v]."""
+    """Linear layers that get one: q, k, v, o, gate, up, down, head, or attention, mlp, all (all but the head); with
+    implementation megatron qkv, the three in one. Default: [q, v]."""
     dropout: Probability = 0.0
     """Probability of dropout before an adapter. Default: 0."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
@@ -73,8 +74,8 @@ def _fits(document: Document, section: LoraSection, model: ModelConfig, gathered
     known, before = target_names(model), len(document.problems)
     if not known:
         what = (
-            f"adapters are written for Llama-like models of torchtitan and transformers, not {model.implementation}'s"
-            f" {model.family}"
+            "adapters are written for Llama-like models of torchtitan, transformers and megatron, not"
+            f" {model.implementation}'s {model.family}"
         )
         document.problem(PATH, what, show=False)
         return False

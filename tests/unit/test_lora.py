@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from sim.api import simulate_setup
 from sim.model.adapters import is_trained
 from sim.model.build import build_model
-from sim.model.config import ModelConfig
+from sim.model.config import Fp8, ModelConfig
 from sim.model.flops import model_flops_per_token, parameter_count, trained_parameter_count
-from sim.program.program import Mem, Owner
+from sim.model.shard.tensor import TensorParallel
+from sim.program.program import Mem, Owner, Program, Row
 from sim.runtime.record import record
 from sim.scenario import load_text
 from sim.scenario.problems import ScenarioError
@@ -48,6 +52,54 @@ def test_only_adapters_are_trained(implementation: str) -> None:
     names = [name for name, _ in build_model(config).named_parameters() if is_trained(config, name)]
     assert len(names) == 2 * (7 * 4 + 1)
     assert all("lora_" in name for name in names)
+
+
+def test_megatrons_adapter_is_split_by_columns_twice() -> None:
+    """q, k and v of llama-tiny in one product, over 2 ranks: A [rank / 2, in], B [out / 2, rank]."""
+    config = config_of("lora: {rank: 8, targets: [qkv]}", "megatron")
+    model = build_model(config, TensorParallel(2))
+    shapes = {name: slot.shape for name, slot in model.named_parameters() if is_trained(config, name)}
+    width = (config.heads + 2 * config.kv_heads) * config.head_dim
+    assert len(shapes) == 2 * config.layers
+    assert shapes["layers.0.self_attention.linear_qkv.lora_a.weight"] == (4, config.hidden)
+    assert shapes["layers.0.self_attention.linear_qkv.lora_b.weight"] == (width // 2, 8)
+
+
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_under_megatron_frozen_weights_have_no_product_of_their_own_and_keep_no_input(eight_bit: bool) -> None:
+    more = "parallel: {data: {degree: 1, distributed_optimizer: true}}\n"
+    adapted = setup_of("lora: {rank: 16, targets: [qkv]}", more, "megatron")
+    whole = setup_of("", more, "megatron")
+    if eight_bit:
+        adapted, whole = in_8_bit(adapted), in_8_bit(whole)
+    names = [launches(record(setup, steps=1)) for setup in (adapted, whole)]
+    wgrad = "te_gemm_wgrad" if eight_bit else "wgrad_gemm_accum_fp32"
+    assert names[1][wgrad] == (4 * 4 if eight_bit else 4 * 4 + 1)
+    assert names[0]["wgrad_gemm_accum_fp32"] == 2 * 4  # the adapters'
+    assert names[0]["te_gemm_wgrad"] == 0
+    saved = [simulate_setup(setup).owners[Owner.ACTIVATION] for setup in (adapted, whole)]
+    assert saved[0] < saved[1]
+
+
+def test_megatrons_adapters_are_split_over_the_ranks() -> None:
+    more = "parallel: {tensor: {degree: 2}}\n"
+    with pytest.raises(ScenarioError, match=r"must divide model.lora.rank \(3\)"):
+        two = TEXT.replace("gpus_per_node: 1", "gpus_per_node: 2").replace("IMPLEMENTATION", "megatron")
+        load_text(two.replace("TRAINED", "lora: {rank: 3, targets: [qkv]}") + more, "lora")
+    setup = load_text(two.replace("TRAINED", "lora: {rank: 4, targets: [qkv]}") + more, "lora").strategies[0]
+    program = record(setup, steps=1)
+    rows = program.row_argument[program.row_kind == Row.COLLECTIVE].tolist()
+    gathered = [program.collectives[n].bytes for n in rows if program.collectives[n].kind == "all_gather"]
+    assert gathered == [2 * 512 * 4 * 2] * 4  # of each layer [B, S, rank] in bf16
+
+
+def in_8_bit(setup: Setup) -> Setup:
+    assert isinstance(setup.model, ModelConfig)
+    return replace(setup, model=replace(setup.model, fp8=Fp8(recipe="tensorwise")))
+
+
+def launches(program: Program) -> Counter[str]:
+    return Counter(program.kernels[n].name for n in program.row_argument[program.row_kind == Row.LAUNCH].tolist())
 
 
 def test_what_needs_no_gradient_is_neither_reduced_nor_stepped() -> None:

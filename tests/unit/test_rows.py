@@ -328,6 +328,7 @@ def test_memory_by_the_definition_of_the_source(source: str, notes: str, counter
     ("changes", "section"),
     [
         ({"model_name": "Llama3 8B LoRA r16 all *_proj"}, {"rank": 16, "targets": ["all"], "dtype": "bf16"}),
+        ({"source": "NeMo summary", "notes": "task=LoRA"}, {"rank": 16, "targets": ["qkv"], "dtype": "bf16"}),
         ({"notes": "finetune_lora; trainable 4,194,304"}, {"rank": 8, "targets": ["q", "v"], "dtype": "bf16"}),
         (
             {"source": "torchtune README", "notes": "finetune method=LoRA"},

@@ -37,7 +37,7 @@ class ParallelLinear(Op):
     S/ranks tokens, gathered into a global buffer: before the product, and again in backward beside the product for dx.
     `overlaps` False: dx is summed after dW, and compute waits (_CopyToModelParallelRegion before it).
     Where gradients are accumulated in fp32 (`Tape.main_gradients`), the product for dW adds to the main gradient.
-    A split backward puts dW off (`Tape.weight_store`).
+    A split backward puts dW off (`Tape.weight_store`). Beside a frozen weight x is not saved (LinearWithFrozenWeight).
     """
 
     node = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
@@ -45,7 +45,7 @@ class ParallelLinear(Op):
 
     @staticmethod
     def saved_inputs(node: Node, x: Tensor, weight: Tensor, *rest: Any) -> Iterable[Tensor | None]:
-        return (x, weight)
+        return (x if weight.requires_grad else None, weight)
 
     @staticmethod
     def forward(
@@ -72,7 +72,7 @@ class ParallelLinear(Op):
         dtype, now = gradient.dtype, tape.weight_store is None
         result: Gradients = [None, None, None]
         gathered = reduced = None
-        if gathers_tokens and now:
+        if gathers_tokens and now and node.needs(1):
             gathered = start(tape, "all_gather", _gathered(tape, shape, dtype), ranks)
         dx = result[0] = _seen_as(tape.matmul_out("aten::mm", prod(shape[:-1]), k, n, dtype), shape)
         if gathered is not None:
@@ -82,7 +82,7 @@ class ParallelLinear(Op):
             reduced = start(tape, "reduce_scatter", dx, ranks)
         elif ranks > 1 and overlaps:
             reduced = start(tape, "all_reduce", dx, ranks)
-        if now:
+        if now and node.needs(1):
             result[1] = _weight_gradient(tape, x, gradient, weight)
         elif tape.weight_store is not None and node.edges[1] is not None:
             later = partial(_gathered_weight_gradient, tape, x, gradient, weight, ranks if gathers_tokens else 1)

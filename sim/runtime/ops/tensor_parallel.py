@@ -101,6 +101,22 @@ class ScatterTokens(Op):
         return [_gather(tape, first(gradients), node.attributes[0])]
 
 
+class GatherWidths(Op):
+    """_GatherFromModelParallelRegion: gathered one behind another, then copied side by side; backward copies its part."""
+
+    node = "_GatherFromModelParallelRegionBackward"
+
+    @staticmethod
+    def forward(tape: Tape, x: Tensor, ranks: int) -> Tensor:
+        behind = _gather(tape, x, ranks)
+        return tape.pointwise("aten::cat", (*x.shape[:-1], x.shape[-1] * ranks), x.dtype, None, behind.bytes, "copy")
+
+    @staticmethod
+    def backward(tape: Tape, node: Node, gradients: Gradients, saved: list[Any]) -> Gradients:
+        shape, dtype = node.metas[0]
+        return [tape.pointwise("aten::copy_", shape, dtype, None, first(gradients).bytes // node.attributes[0], "copy")]
+
+
 class ZeroRows(Op):
     """x[mask, :] = 0 in place; backward clears the same rows of a copy of the gradient. Saves the mask."""
 
@@ -137,6 +153,11 @@ def all_reduce(tape: Tape, x: Tensor, ranks: int) -> Tensor:
 @rule("reduce_scatter_tokens")
 def reduce_scatter_tokens(tape: Tape, x: Tensor, ranks: int) -> Tensor:
     return tape.apply(ReduceScatterTokens, (x,), ranks)
+
+
+@rule("gather_widths")
+def gather_widths(tape: Tape, x: Tensor, ranks: int) -> Tensor:
+    return tape.apply(GatherWidths, (x,), ranks)
 
 
 @rule("scatter_tokens")

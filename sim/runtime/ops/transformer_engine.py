@@ -60,7 +60,8 @@ def _room(tape: Tape, local: Cast, ranks: int, rows: bool) -> Cast:
 
 class Fp8Linear(Op):
     """x [..., in] times weight [out, in] transposed. Inputs: x, weight, bias, weight and bias of a norm before it (None:
-    there is none). Saves x in 8 bit (with a norm also x itself and its statistics) and the weight.
+    there is none). Saves x in 8 bit (with a norm also x itself and its statistics) and the weight; beside a frozen weight
+    x in 8 bit is not kept.
 
     Outputs: the product; then what is saved: x in 8 bit, its scales, mean (LayerNorm), reciprocal deviation.
     """
@@ -86,13 +87,14 @@ class Fp8Linear(Op):
         mean = tape.empty((prod(x.shape[:-1]) if beta is not None else 0,), "fp32")
         deviation = tape.empty((prod(x.shape[:-1]) if gamma is not None else 0,), "fp32")
         agree = (GROUP, ranks) if gathers else None
-        rows, columns = _input(tape, x, gamma is not None, agree, tape.grad_enabled and not gathers)
+        trained = tape.grad_enabled and weight.requires_grad
+        rows, columns = _input(tape, x, gamma is not None, agree, trained, gathers)
         fp8.refresh(weight)
         whole = gather(tape, rows, ranks) if gathers else rows
         tokens = whole.data.shape[:-1]
         out = product(tape, "te_gemm_fprop", prod(tokens), n, k, x.dtype)
         del whole
-        saved = columns if columns is not None else rows
+        saved = columns if columns is not None else rows if weight.requires_grad else fp8.nothing()
         del rows, columns
         out = _reduced(tape, _seen_as(out, (*tokens, n)), kind, ranks, shares)
         return out, saved.data, saved.scales, mean, deviation
@@ -102,8 +104,9 @@ class Fp8Linear(Op):
         weight, x, _, data, scales, mean, _ = saved
         fp8, ((kind, ranks, shares),), (n, k) = state(tape), node.attributes, weight.shape
         gradient, dtype = first(gradients), first(gradients).dtype
-        gathers = kind == "column" and shares
-        g_rows, g_columns = gradient_casts(tape, gradient, kind == "row" and shares, ranks)
+        trained = node.needs(1)
+        gathers = trained and kind == "column" and shares
+        g_rows, g_columns = gradient_casts(tape, gradient, kind == "row" and shares, ranks, trained)
         tokens = g_rows.data.shape[:-1]
         rows, result = prod(tokens), list[Tensor | None]([None] * 5)
         factor, gathered = Cast(data, scales), None
@@ -122,7 +125,7 @@ class Fp8Linear(Op):
             dx = tape.empty(some_tokens(dx.shape, ranks), dtype) if shares else dx
             reduced = start(tape, "reduce_scatter" if shares else "all_reduce", whole, ranks)
             del whole
-        if node.needs(1):
+        if trained:
             result[1] = _weight_gradient(tape, weight, rows, dtype)
             node.metas[1] = (weight.shape, dtype)  # of a weight that is stored in 8 bit too
         del factor, g_columns
@@ -143,27 +146,34 @@ class Fp8NormLinear(Fp8Linear):
     node = "_LayerNormLinearBackward"
 
 
-def _input(tape: Tape, x: Tensor, normed: bool, agree: tuple[str, int] | None, both: bool) -> tuple[Cast, Cast | None]:
-    """x in 8 bit along rows, and in the form for the weight's gradient if `both` (else that is made when it is needed).
+def _input(
+    tape: Tape, x: Tensor, normed: bool, agree: tuple[str, int] | None, trained: bool, gathers: bool
+) -> tuple[Cast, Cast | None]:
+    """x in 8 bit along rows, and if the weight is `trained` in the form for its gradient; of tokens that are gathered
+    that is made when it is needed.
 
     A norm writes 8 bit itself where the scale is known; else it writes x's dtype, and finds the amax on the way.
     The second form of tokens that are gathered is the rank's own where blocks share scales.
     """
-    fp8, recorder = state(tape), tape.recorder
+    fp8, recorder, both = state(tape), tape.recorder, trained and not gathers
     if normed and fp8.recipe == "delayed":
         rows = fp8.empty(x.shape)
         recorder.memory_bound("norm_cast", "persistent_norm_forward", x.bytes + rows.data.bytes)
         return rows, Cast(fp8.transposed(rows.data), rows.scales) if fp8.transposes and both else None
     source = tape.pointwise("norm", x.shape, x.dtype, None, x.bytes, "persistent_norm_forward") if normed else x
-    own = fp8.in_blocks and tape.grad_enabled
+    own = fp8.in_blocks and trained
     made, columns = fp8.cast(source, True, both or own, agree, amax_known=normed)
     assert made is not None
     return made, columns if fp8.two_forms else None
 
 
-def gradient_casts(tape: Tape, gradient: Tensor, gathers: bool, ranks: int) -> tuple[Cast, Cast]:
-    """The output's gradient in both forms, of all tokens."""
+def gradient_casts(tape: Tape, gradient: Tensor, gathers: bool, ranks: int, trained: bool = True) -> tuple[Cast, Cast]:
+    """The output's gradient in both forms, of all tokens; beside a frozen weight along rows alone."""
     fp8 = state(tape)
+    if not trained:
+        alone = fp8.cast(gradient, True, False, (GROUP, ranks) if gathers else None)[0]
+        assert alone is not None
+        return gather(tape, alone, ranks) if gathers else alone, fp8.nothing()
     if not gathers or fp8.in_blocks:
         rows, columns = fp8.both_forms(gradient)
         return (gather(tape, rows, ranks), gather(tape, columns, ranks, rows=False)) if gathers else (rows, columns)
