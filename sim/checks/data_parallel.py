@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from sim.checks.eight_bit import compiled, has_offload
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
 from sim.checks.training import has_lora
+
+REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
+STATES_SHARED = r"zero-?1|^zero-?2-style|distributed optimizer"
+"""Labels of data parallelism: every rank holds all parameters; ranks share the optimizer's states beside them."""
 
 
 def has_families(facts: Facts) -> bool:
@@ -32,3 +38,11 @@ def states_on_host(facts: Facts) -> dict[str, str | bool] | None:
 def streams_states(facts: Facts) -> bool:
     """LLMQ's switches: states that the GPU steps with while they stream from main memory and back, once a step."""
     return software_of(facts).name == "LLMQ" and facts.says("offload", "offload-")
+
+
+def shares_gradients(facts: Facts, label: str) -> bool:
+    """Do several ranks reduce gradients together, and share states as the label says, or where there is none, as their
+    software does, in Megatron's loop? Context-parallel ones do too."""
+    printed = facts.text.get("fsdp_or_zero", "") or software_of(facts).sharding
+    several = (facts.dp or 1) * facts.cp > 1
+    return several and re.search(label, printed, re.IGNORECASE) is not None and not has_families(facts)

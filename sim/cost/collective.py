@@ -8,11 +8,13 @@ w is what one rank puts on the wire of a buffer of S bytes over n ranks:
 
 Source: COSTS.md 5, fitted to nccl-tests rows of ai-dynamo/aiconfigurator. Across N nodes with r ranks each: every rank
 exchanges its 1/r of the buffer with its peers in the other nodes over its own NIC, while the node's ranks exchange
-over NVLink; both proceed together, so the slower sets the rate, and every ring step adds the latency of one hop:
+over NVLink; both proceed together, so the slower sets the rate, and every ring step adds the latency of one hop, also
+those inside nodes, all of which NCCL's ring passes one after the other (a holds those of one node):
 
-    t = a + steps * hop + max(w_node / B, w_nic / B_nic),   w_nic = S/r (N-1)/N (twice for all_reduce)
+    t = a + steps * (hop + (r-1) node_hop) + max(w_node / B, w_nic / B_nic),   w_nic = S/r (N-1)/N (twice for all_reduce)
 
-Raw logs of 8-GPU nodes by size were not found (COSTS.md 5): the hierarchical form is assumed.
+Raw logs of 8-GPU nodes by size were not found (COSTS.md 5): the hierarchical form is assumed. Latencies as NCCL itself
+adds them (NVIDIA/nccl, src/graph/tuning.cc: (steps - inter-node steps) * intra + inter-node steps * inter).
 """
 
 from __future__ import annotations
@@ -86,12 +88,17 @@ def nic_bytes(kind: str, size_bytes: float, placement: Placement) -> float:
     return wire_bytes(kind, share, placement.nodes)
 
 
+def is_ring(kind: str, protocol: str) -> bool:
+    """Does it pass all ranks one after the other? NCCL's low-latency all-reduce is a tree."""
+    return kind != "all_to_all" and not (kind == "all_reduce" and protocol == "low_latency")
+
+
 def ring_steps(kind: str, protocol: str, nodes: int) -> int:
-    """Hops between nodes that follow one another. NCCL's low-latency all-reduce is a tree."""
+    """Hops between nodes that follow one another."""
     if kind == "all_to_all":
         return 1
     if kind == "all_reduce":
-        return 2 * (ceil(log2(nodes)) if protocol == "low_latency" else nodes - 1)
+        return 2 * (nodes - 1 if is_ring(kind, protocol) else ceil(log2(nodes)))
     return nodes - 1
 
 
@@ -150,11 +157,14 @@ class CollectiveForm:
         nic = self.network_bytes_per_s * self.figures[f"inter_node.{protocol}.nic_fraction"]
         nic_ns = sent / nic * 1e9
         steps = ring_steps(work.kind, protocol, placement.nodes)
+        node_steps = steps * (placement.ranks_per_node - 1) if is_ring(work.kind, protocol) else 0
         latency_ns = intra_latency_ns + steps * self.figures[f"inter_node.{protocol}.hop_us"] * 1e3
+        latency_ns += node_steps * self.figures.get(f"inter_node.{protocol}.node_hop_us", 0.0) * 1e3
         cap = nic if nic_ns >= intra_ns else sent / intra_ns * 1e9
         parts: Parts = (
             ("protocol", protocol),
             ("hops", steps),
+            ("node_hops", node_steps),
             ("node_ns", round(intra_ns)),
             ("nic_ns", round(nic_ns)),
             ("bound", "nic" if nic_ns >= intra_ns else "node"),

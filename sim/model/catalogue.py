@@ -54,7 +54,7 @@ IMPLEMENTATIONS: dict[tuple[Family, Implementation], Fields] = {
 
 
 NO_FUSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(
-    ("bias_gelu_fusion", "swiglu_fusion", "bias_dropout_fusion", "persistent_norm"), (False,)
+    ("bias_gelu_fusion", "swiglu_fusion", "fp8_swiglu_input", "bias_dropout_fusion", "persistent_norm"), (False,)
 ) | {"loss_fusion": ("none",), "liger": ((),), "mlp_tiles": (1,), "mtp_layers": (0,)}
 LOSS_FUSIONS: dict[str, tuple[Any, ...]] = {"loss_fusion": ("none", "native", "te")}
 LLAMA_CODE: dict[str, tuple[Any, ...]] = {
@@ -84,7 +84,8 @@ CHOICES: dict[tuple[Family, Implementation], dict[str, tuple[Any, ...]]] = {
     | {"activation": ("silu", "squared_relu")}
     | LOSS_FUSIONS
     | {"logits": ("loss_upcast",), "loss_chunks": (1,), "mtp_layers": (0, 1, 2, 3)}
-    | {"bias_dropout_fusion": (True,), "swiglu_fusion": (False, True), "persistent_norm": (False, True)},
+    | {"bias_dropout_fusion": (True,)}
+    | dict.fromkeys(("swiglu_fusion", "fp8_swiglu_input", "persistent_norm"), (False, True)),
     ("gpt", "nanogpt"): GPT_CODE | {"logits": ("loss_upcast", "keep_dtype")},
     ("gpt", "transformers"): GPT_CODE
     | {"bias": (True,), "activation": ("gelu_new", "gelu", "gelu_tanh"), "loss_chunks": (1,)},

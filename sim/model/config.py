@@ -25,6 +25,8 @@ class Lora:
     dtype: str | None = None
     base: Literal["nf4"] | None = None
     double_quantization: bool = False
+    sharded: bool = False
+    """FSDP splits the four-bit weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class ModelConfig:
     """Megatron: gelu(x + bias) in one kernel."""
     swiglu_fusion: bool = False
     """Megatron: silu(gate) * value in one kernel, which keeps their common input alone."""
+    fp8_swiglu_input: bool = False
+    """Megatron: that common input is kept in 8 bit until backward (activation_func_fp8_input_store)."""
     bias_dropout_fusion: bool = False
     """Megatron: residual + dropout(x + bias) in one kernel."""
     persistent_norm: bool = False

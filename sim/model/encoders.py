@@ -86,6 +86,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "logits": ("keep_dtype",),
     "loss_chunks": (1,),
     "liger": ((),),
+    "fp8_swiglu_input": (False,),
     "mlp_tiles": (1,),
 }
 _LAYER_NORM: dict[str, tuple[Any, ...]] = {

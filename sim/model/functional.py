@@ -223,6 +223,11 @@ def swiglu(x: Tensor) -> Tensor:
     return call("swiglu", x)
 
 
+def stored_swiglu(x: Tensor, weights: Tensor | None = None) -> Tensor:
+    """swiglu (times weights [N, 1] of tokens) that keeps x in 8 bit."""
+    return call("stored_swiglu", x, weights)
+
+
 def squared_relu(x: Tensor) -> Tensor:
     """Megatron's relu(x) ** 2 in one kernel; keeps x."""
     return call("squared_relu", x)

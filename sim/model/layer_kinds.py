@@ -32,6 +32,12 @@ def check_kinds(given: dict[str, Any]) -> list[Fault]:
             for field, what in without.items()
             if given.get(field) is not None
         ]
+    if given.get("fp8_swiglu_input") and (
+        given.get("swiglu_fusion") is False or given.get("activation") == "squared_relu"
+    ):
+        faults.append(
+            Fault("fp8_swiglu_input", True, "is of the fused SwiGLU: needs swiglu_fusion and activation: silu")
+        )
     if given.get("mtp_layers") and given["family"] != "llama":
         faults.append(Fault("mtp_layers", given["mtp_layers"], f"the {given['family']} family has none"))
     window, every = given.get("window"), given.get("full_attention_every")

@@ -148,10 +148,12 @@ class Gelu(Module):
 class SwiGlu(Module):
     """[S, B, 2 F/t], gate and value, to [S, B, F/t]: in one kernel, or written out."""
 
-    def __init__(self, fused: bool) -> None:
-        self.fused = fused
+    def __init__(self, config: ModelConfig) -> None:
+        self.fused, self.stores_fp8 = config.swiglu_fusion, config.fp8_swiglu_input
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.stores_fp8:
+            return F.stored_swiglu(x)
         if self.fused:
             return F.swiglu(x)
         gate, value = x.split(x.shape[-1] // 2)
@@ -177,7 +179,7 @@ class Mlp(Module):
         h, ffn, gated = config.hidden, ffn_hidden or config.ffn_hidden, config.activation == "silu"
         self.config = config
         self.linear_fc1 = column_linear(config, h, 2 * ffn if gated else ffn, parallel, config.bias, True, norm)
-        self.activation_func: Module = SwiGlu(config.swiglu_fusion) if gated else plain_activation(config)
+        self.activation_func: Module = SwiGlu(config) if gated else plain_activation(config)
         self.linear_fc2 = row_linear(config, ffn, h, parallel, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -135,18 +135,21 @@ def grouped_linear(config: ModelConfig, inputs: int, outputs: int, count: int, s
 class WeightedSwiGlu(Module):
     """[N, 2 F], gate and value, times the tokens' weights [N, 1]: [N, F] in one kernel."""
 
+    def __init__(self, stores_fp8: bool) -> None:
+        self.stores_fp8 = stores_fp8
+
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        return R.weighted_swiglu(x, weights)
+        return F.stored_swiglu(x, weights) if self.stores_fp8 else R.weighted_swiglu(x, weights)
 
 
-class ClampedSwiGlu(Module):
+class ClampedSwiGlu(WeightedSwiGlu):
     """The same behind gate and value that are clamped apart and joined again (weighted_bias_quick_geglu_impl; its gate's
     kernel moves as much as SiLU's)."""
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         gate, value = x.split(x.shape[-1] // 2)
         joined = F.cat_last((R.clamp(gate), R.clamp(value)))
-        return R.weighted_swiglu(joined, weights)
+        return super().forward(joined, weights)
 
 
 class WeightedPlain(Module):
@@ -170,7 +173,7 @@ class GroupedMlp(Module):
         gated, width = config.activation == "silu", experts.ffn_hidden // parallel.tensor
         self.linear_fc1 = grouped_linear(config, config.hidden, 2 * width if gated else width, count, False)
         glu = ClampedSwiGlu if experts.clamped else WeightedSwiGlu
-        self.activation_func: Module = glu() if gated else WeightedPlain(config)
+        self.activation_func: Module = glu(config.fp8_swiglu_input) if gated else WeightedPlain(config)
         second = grouped_linear(config, width, config.hidden, count, True)
         self.linear_fc2: Module = second
         self.biases = second.biases  # added here, whatever wraps the layer

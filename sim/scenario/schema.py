@@ -134,6 +134,9 @@ class ModelSection(EncoderFields, TiledFields):
     """megatron: gelu(x + bias) in one kernel. Default: true there."""
     swiglu_fusion: bool | None = None
     """megatron, Llama-like models: silu(gate) * value in one kernel. Default: true there."""
+    fp8_swiglu_input: bool | None = None
+    """megatron, Llama-like models: what SwiGLU reads (the largest activation, also of experts) is kept in 8 bit until
+    backward, which casts it back (activation_func_fp8_input_store); products stay as they are. Default: false."""
     bias_dropout_fusion: bool | None = None
     """megatron: residual + dropout(x + bias) in one kernel. Default: true there."""
     persistent_norm: bool | None = None

@@ -134,7 +134,8 @@ def _context(meta: dict[str, Any]) -> ContextParallel:
 def _lora(meta: dict[str, Any]) -> Lora | None:
     """Recordings with adapters name them as `Lora` does."""
     named = meta.get("lora")
-    return None if named is None else Lora(**_tuples(named))
+    sharded = bool(meta.get("world")) and named is not None and "base" in named
+    return None if named is None else Lora(**_tuples(named), sharded=sharded)
 
 
 def _block_gpt(meta: dict[str, Any]) -> ModelConfig:

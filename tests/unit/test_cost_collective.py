@@ -72,17 +72,27 @@ def test_an_odd_number_of_ranks_takes_the_figures_of_the_next_larger() -> None:
 
 
 def test_a_group_across_nodes_is_as_fast_as_the_slower_of_nvlink_and_nic() -> None:
-    # 8 x 8 H100: NVLink asks S 7/8 over its bandwidth, a NIC S/8 7/8 / 47: NVLink is slower; 7 hops of 23 us besides.
+    # 8 x 8 H100: NVLink asks S 7/8 over its bandwidth, a NIC S/8 7/8 / 47: NVLink is slower; 7 hops of 23 us between nodes
+    # besides, and 7 x 7 of 3.4 us in the other nodes.
+    hops_ns = 7 * 23_000 + 49 * 3_400
     size_bytes = 1 << 30
     latency_ns, bandwidth = protocol("all_gather", "bandwidth")
     cost = FORM.cost(collective("all_gather", size_bytes, 64), Group(64, nodes=8))
     assert dict(cost.parts)["bound"] == "node"
     assert cost.bytes == size_bytes // 8 * 7 // 8
-    assert cost.alone_ns == pytest.approx(latency_ns + 7 * 23_000 + size_bytes * 7 / 8 / bandwidth, rel=1e-6)
+    assert (dict(cost.parts)["hops"], dict(cost.parts)["node_hops"]) == (7, 49)
+    assert cost.alone_ns == pytest.approx(latency_ns + hops_ns + size_bytes * 7 / 8 / bandwidth, rel=1e-6)
     slow = CollectiveForm.of(FIGURES, H100, network_bytes_per_s=25e9)
     halved = slow.cost(collective("all_gather", size_bytes, 64), Group(64, nodes=8))
     assert dict(halved.parts)["bound"] == "nic"
-    assert halved.alone_ns == pytest.approx(latency_ns + 7 * 23_000 + size_bytes / 8 * 7 / 8 / 23.5, rel=1e-6)
+    assert halved.alone_ns == pytest.approx(latency_ns + hops_ns + size_bytes / 8 * 7 / 8 / 23.5, rel=1e-6)
+
+
+def test_a_tree_passes_no_ring_inside_nodes() -> None:
+    cost = FORM.cost(collective("all_reduce", 4096, 64), Group(64, nodes=8))
+    assert dict(cost.parts) | {"node_ns": 0, "nic_ns": 0} == {
+        "protocol": "low_latency", "hops": 6, "node_hops": 0, "node_ns": 0, "nic_ns": 0, "bound": dict(cost.parts)["bound"],
+    }  # fmt: skip
 
 
 def test_single_gpu_nodes_exchange_over_their_nics_only() -> None:

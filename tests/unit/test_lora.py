@@ -204,6 +204,13 @@ def test_adapters_of_another_dtype_under_fsdp_are_refused() -> None:
         )  # fmt: skip
 
 
+def test_four_bit_weights_among_fp32_parameters_are_refused_under_fsdp() -> None:
+    text = TEXT.replace("parameters: bf16", "parameters: fp32").replace("gpus_per_node: 1", "gpus_per_node: 8")
+    text = text.replace("IMPLEMENTATION", "transformers").replace("TRAINED", "lora: {rank: 8, base: nf4, dtype: fp32}")
+    with pytest.raises(ScenarioError, match="four-bit weights are stored as 16-bit numbers"):
+        load_text(text + "parallel: {fsdp: {degree: 8}}\n", "lora")
+
+
 def test_models_without_adapters_say_so() -> None:
     text = "model: {preset: gpt-tiny, lora: {rank: 8}}\ncluster: {gpu: h100}\nbatch: {micro_batch: 1, seq_len: 64}\n"
     with pytest.raises(ScenarioError, match="adapters are written for Llama-like models"):

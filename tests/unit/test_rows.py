@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sim.checks import features, measured
+from sim.checks.expressible import NotExpressible
 from sim.checks.facts import facts_of, whole
-from sim.checks.features import NotExpressible
 from sim.checks.rows import plan_of
 from sim.checks.scoring import score_row
 from sim.checks.software import software_of

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sim.checks import measured
+from sim.checks.expressible import NotExpressible
 from sim.checks.facts import facts_of
-from sim.checks.features import NotExpressible
 from sim.checks.rows import plan_of
 from sim.model.catalogue import build_model, preset_shapes
 from sim.model.flops import model_flops_per_token

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sim.checks.expressible import NotExpressible
 from sim.checks.facts import facts_of
-from sim.checks.features import NotExpressible
 from sim.checks.rows import plan_of
 from tests.unit.published_rows import row
 
