@@ -57,11 +57,18 @@ def _check_need(document: Document, batch: BatchSection, model: ModelConfig) -> 
             document.problem((path,), message, show=False)
 
 
+def check_loss_chunks(document: Document, parallel: ParallelSection, model: AnyModel) -> None:
+    """A backward per chunk is modelled where nothing else acts on a micro-batch's one backward: on one GPU."""
+    if isinstance(model, ChainConfig) or model.loss_chunks == 1 or model.loss_chunking != "backward":
+        return
+    for name in ("fsdp", "fsdp1", "ddp", "zero", "pipeline"):
+        if getattr(parallel, name) is not None:
+            message = f"a backward per chunk is modelled on one GPU only: under {name} use projection (or logits)"
+            document.problem(("model", "loss_chunking"), message)
+
+
 def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None, version: str | None) -> None:
     """Resharding to fewer ranks needs a divisor of the degree, and neither 1 nor all (PyTorch's fully_shard)."""
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
-        message = "a backward per chunk is modelled on one GPU only: under fsdp use projection (or logits)"
-        document.problem(("model", "loss_chunking"), message)
     for name in ("reshard_after_forward", "root_reshard_after_forward"):
         ranks = getattr(fsdp, name)
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):
@@ -273,11 +280,7 @@ def _check_titan_tensor(document: Document, parallel: ParallelSection, model: Mo
 
 
 def check_under_pipeline(
-    document: Document,
-    checkpoint: CheckpointSection | None,
-    optimizer: OptimizerSection | None,
-    mode: str,
-    model: AnyModel | None,
+    document: Document, checkpoint: CheckpointSection | None, optimizer: OptimizerSection | None, mode: str
 ) -> None:
     """What is modelled for whole models on one rank only."""
     only = "is modelled without a pipeline only"
@@ -289,9 +292,6 @@ def check_under_pipeline(
             document.problem(("optimizer", name), only, show=False)
     if mode != "train":
         document.problem(("mode",), only)
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
-        message = f"a backward per chunk {only}: use projection (or logits)"
-        document.problem(("model", "loss_chunking"), message)
 
 
 def check_grad_scaler(

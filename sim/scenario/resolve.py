@@ -17,6 +17,7 @@ from sim.scenario.consistency import (
     check_batch,
     check_fsdp,
     check_grad_scaler,
+    check_loss_chunks,
     check_megatron_parallel,
     check_mode,
     check_optimizer,
@@ -127,6 +128,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         check_context(document, parallel, model, seq_len, precision.compute if precision else "bf16")
         if model:
             check_experts(document, parallel, model)
+            check_loss_chunks(document, parallel, model)
         check_families(document, parallel, model, sections)
     if batch and model:
         check_batch(document, batch, model)
@@ -152,7 +154,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         if (host := sections.get("host")) is not None and host.launch_blocking:
             check_blocking(document, pipeline)
         mode = sections.get("mode") or "train"
-        check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
+        check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode)
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
         check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
