@@ -10,6 +10,7 @@ from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
 from sim.scenario.families import Fsdp1Section, ZeroSection
+from sim.scenario.parallel import SPLITS_BACKWARD
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.schema import (
     BatchSection,
@@ -17,7 +18,6 @@ from sim.scenario.schema import (
     OptimizerSection,
     ParallelSection,
 )
-from sim.scenario.setup import SPLITS_BACKWARD
 from sim.scenario.versions import NEWEST, OLDEST, minor_of, nearest_known
 from sim.units import format_bytes
 

@@ -6,10 +6,10 @@ from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.context import ContextSection
 from sim.scenario.document import Document
 from sim.scenario.families import ZeroSection
+from sim.scenario.parallel import Zero
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.schema import BatchSection, OptimizerSection, ParallelSection
 from sim.scenario.sections import Sections
-from sim.scenario.setup import Zero
 
 FAMILIES = ("ddp", "fsdp1", "zero")
 """Fields of `parallel`."""

@@ -8,9 +8,9 @@ from sim.hardware.catalogue import Cluster
 from sim.model.config import Fp8, ModelConfig
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.document import Document
+from sim.scenario.parallel import SPLITS_BACKWARD
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.schema import ParallelSection
-from sim.scenario.setup import SPLITS_BACKWARD
 
 STORED = ("parallel", "data", "fp8_parameters")
 HOPPER = 9

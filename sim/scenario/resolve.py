@@ -36,6 +36,7 @@ from sim.scenario.liger import check_liger
 from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.machine import resolve_cluster, resolve_mesh
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
+from sim.scenario.parallel import DataParallel, Ddp, Fsdp, Fsdp1
 from sim.scenario.pipeline import check_blocking, resolve_pipeline
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.problems import Problem, ScenarioError
@@ -50,20 +51,7 @@ from sim.scenario.schema import (
     PipelineSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
-from sim.scenario.setup import (
-    Batch,
-    Checkpoint,
-    DataParallel,
-    Ddp,
-    Fsdp,
-    Fsdp1,
-    Host,
-    Optimizer,
-    Precision,
-    Region,
-    Scenario,
-    Setup,
-)
+from sim.scenario.setup import Batch, Checkpoint, Host, Optimizer, Precision, Region, Scenario, Setup
 from sim.scenario.tiling import check_tiles
 
 

@@ -13,7 +13,8 @@ from sim.runtime.groups import placement
 from sim.runtime.record import record
 from sim.runtime.train_pipeline import record_pipeline
 from sim.scenario import ScenarioError, load_text
-from sim.scenario.setup import DataParallel, Setup
+from sim.scenario.parallel import DataParallel
+from sim.scenario.setup import Setup
 
 TEXT = """
 model: {preset: PRESET, implementation: megatron}
