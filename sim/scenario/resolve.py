@@ -18,9 +18,7 @@ from sim.scenario.consistency import (
     check_fsdp,
     check_grad_scaler,
     check_loss_chunks,
-    check_megatron_parallel,
     check_mode,
-    check_optimizer,
     check_precision,
     check_under_pipeline,
     check_version,
@@ -36,7 +34,9 @@ from sim.scenario.liger import check_liger
 from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.machine import resolve_cluster, resolve_mesh
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
+from sim.scenario.optimizer_checks import check_optimizer
 from sim.scenario.parallel import DataParallel, Ddp, Fsdp, Fsdp1
+from sim.scenario.parallel_checks import check_tensor_and_data
 from sim.scenario.pipeline import check_blocking, resolve_pipeline
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.problems import Problem, ScenarioError
@@ -111,7 +111,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if fsdp:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
-        check_megatron_parallel(document, parallel, model, batch)
+        check_tensor_and_data(document, parallel, model, batch)
         seq_len = batch.seq_len if batch else None
         check_context(document, parallel, model, seq_len, precision.compute if precision else "bf16")
         if model:
