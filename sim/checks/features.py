@@ -7,14 +7,14 @@ new section of the schema needs one line here, or none.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from sim.checks.data_parallel import states_on_host, streams_states
-from sim.checks.eight_bit import EIGHT_BIT, compile_section, compiled, fp8_recipe, has_offload, uses_float8
+from sim.checks.compiling import compile_section, compiled
+from sim.checks.eight_bit import EIGHT_BIT, fp8_recipe, uses_float8
 from sim.checks.experts import experts_of, has_experts, latent_of, uses_latent_attention
 from sim.checks.expressible import Feature, expressible
 from sim.checks.facts import Facts, arguments
+from sim.checks.offload import activations_leave, states_leave, streams_states, what_leaves
 from sim.checks.parallel_features import PARALLEL
 from sim.checks.recipes import recipe_of
 from sim.checks.recomputation import DISCARDED, INSIDE, parts
@@ -36,8 +36,6 @@ OTHER_NETWORK = (
 TILED_LOSS = r"feature set: (\+|all features|ALST)"
 TILED_MLP = r"feature set: (.*\+tiled MLP|all features|ALST)"
 """Features of Arctic Long Sequence Training, whose later rows have those of the earlier ones too."""
-STATES = r"opt|param|master|gradient|quants|residual"
-"""Words of a row that speak of what a feature is."""
 
 FEATURES = (
     Feature(
@@ -73,7 +71,7 @@ FEATURES = (
         name="losses in fused kernels",
         path="model.loss_fusion",
         needed=lambda f: loss_fusion(f) != "none",
-        value=lambda f: loss_fusion(f),
+        value=loss_fusion,
     ),
     Feature(
         name="linear layers without biases",
@@ -91,7 +89,7 @@ FEATURES = (
     Feature(
         name="8-bit products",
         path="precision.float8",
-        needed=lambda f: uses_float8(f),
+        needed=uses_float8,
         value=lambda f: "rowwise" if f.says("precision", "rowwise") else "tensorwise",
     ),
     Feature(
@@ -108,7 +106,7 @@ FEATURES = (
         name="8-bit products by Transformer Engine",
         path="precision.fp8",
         needed=lambda f: fp8_recipe(f) not in (None, "nvfp4"),
-        value=lambda f: fp8_recipe(f),
+        value=fp8_recipe,
     ),
     Feature(
         name="4-bit products by Transformer Engine",
@@ -160,30 +158,21 @@ FEATURES = (
     Feature(
         name="offload of activations",
         path="offload",
-        needed=lambda f: (
-            has_offload(f)
-            and f.says("offload", "activation")
-            and not (f.says("offload", STATES) and states_on_host(f) is None)
-        ),
-        value=lambda f: _offloaded(f),
+        needed=activations_leave,
+        value=what_leaves,
     ),
     Feature(
         name="offload of states",
         path="offload.states",
-        needed=lambda f: (
-            has_offload(f)
-            and (f.says("offload", STATES) or not f.says("offload", "activation"))
-            and states_on_host(f) is None
-            and not streams_states(f)
-        ),
+        needed=states_leave,
     ),
     Feature(
         name="states streamed through the GPU",
         path="offload.streamed_states",
-        needed=lambda f: has_offload(f) and streams_states(f),
+        needed=streams_states,
         without="what main memory holds and the GPU streams through once a step is not simulated",
     ),
-    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: compile_section(f)),
+    Feature(name="torch.compile", path="compile", needed=compiled, value=compile_section),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -205,17 +194,6 @@ FEATURES = (
         ),
     ),
 )
-
-
-def _offloaded(facts: Facts) -> dict[str, Any]:
-    """Checkpointed layers' inputs, or what layers save; a ratio of the layers where the row prints one, with stages of what
-    each saves for a micro-batch."""
-    if facts.says("offload", "boundary|checkpoint|ckpt"):
-        return {"what": "checkpoint_inputs"}
-    share = re.search(r"ratio ([\d.]+)", facts.text["offload"])
-    if share and facts.pp > 1:
-        return {"what": "stage_activations", "share": float(share[1])}
-    return {"what": "activations"} | ({"layers": f"ratio {float(share[1]):g}"} if share else {})
 
 
 def missing(facts: Facts) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.checks.eight_bit import compiled
+from sim.checks.compiling import compiled
 from sim.checks.experts import has_experts, preset_of
 from sim.checks.facts import SHAPES, Facts, arguments
 from sim.checks.software import Software

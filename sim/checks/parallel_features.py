@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sim.checks.compiling import compiled
 from sim.checks.data_parallel import REPLICATED, STATES_SHARED, shares_gradients
-from sim.checks.eight_bit import compiled, fp8_recipe, stores_fp8, uses_float8
+from sim.checks.eight_bit import fp8_recipe, stores_fp8, uses_float8
 from sim.checks.experts import expert_parallel, expert_ranks, has_experts
 from sim.checks.expressible import Feature
 from sim.checks.facts import Facts, arguments
@@ -48,7 +49,7 @@ PARALLEL = (
         name="pipeline parallelism",
         path="parallel.pipeline",
         needed=lambda f: f.pp > 1,
-        value=lambda f: pipeline_of(f),
+        value=pipeline_of,
     ),
     Feature(
         name="context parallelism",

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.checks.cluster import UNPRINTED_GPU, cluster, gpu_of
-from sim.checks.eight_bit import compiled, fp8_recipe
+from sim.checks.compiling import compiled
+from sim.checks.eight_bit import fp8_recipe
 from sim.checks.experts import preset_of, unprinted_experts
 from sim.checks.expressible import NotExpressible
 from sim.checks.facts import Facts, whole

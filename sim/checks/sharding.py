@@ -6,9 +6,10 @@ import re
 from math import gcd
 from typing import Any
 
-from sim.checks.data_parallel import REPLICATED, has_families, states_on_host
+from sim.checks.data_parallel import REPLICATED, has_families
 from sim.checks.expressible import NotExpressible
 from sim.checks.facts import Facts
+from sim.checks.offload import states_on_host
 from sim.checks.software import Software
 
 KEEPS_GATHERED = r"shard_grad_op|zero-?2-like|hybrid_shard_zero2"
