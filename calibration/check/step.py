@@ -10,7 +10,8 @@ from torch import nn
 
 from calibration.check.networks import SAVED, apply_checkpoint, build, loss_of
 from sim.model.config import ModelConfig
-from sim.scenario.setup import Checkpoint, Fsdp, Optimizer, Precision, Setup
+from sim.scenario.parallel import Fsdp
+from sim.scenario.setup import Checkpoint, Optimizer, Precision, Setup
 
 SEED = 0
 RATE = 1e-4

@@ -14,7 +14,7 @@ import numpy as np
 
 from calibration.fit.command import main
 from calibration.fit.evidence import Cloud, Errors, FamilyFit, Floats, Mask, Row, held_out, read, significant, spread
-from calibration.fit.gemm_data import Timed, aiconfigurator, ett, simumax, training_region, vidur
+from calibration.fit.gemm_data import TRAINING_WEIGHT, Timed, aiconfigurator, ett, simumax, training_region, vidur
 from calibration.fit.gemm_fp8 import fit_fp8
 from calibration.fit.gemm_time import Products, gemm_ns
 from calibration.fit.rates import SHIPPED
@@ -30,8 +30,6 @@ BOUNDS = {
     "fixed_us": (3.0, 0.3, 20.0),
     "bandwidth_efficiency": (0.7, 0.2, 1.0),
 }
-TRAINING_WEIGHT = 4.0
-"""Of a point in the training region, against the smaller products that fix t0 and eta."""
 SHAPE_SIGMA = 0.1
 """Of bandwidth efficiency and fixed time: what one file leaves open."""
 

@@ -46,6 +46,10 @@ def aiconfigurator(folder: Path, gpu: str, dtype: str) -> pd.DataFrame:
     return rows[keep].reset_index(drop=True)
 
 
+TRAINING_WEIGHT = 4.0
+"""Of a point in the training region, against the smaller products that fix t0 and eta."""
+
+
 def training_region(rows: pd.DataFrame) -> np.ndarray:
     """M >= 1024, N and K >= 512: the products of a training step."""
     return np.asarray((rows.m >= 1024) & (rows.n >= 512) & (rows.k >= 512))

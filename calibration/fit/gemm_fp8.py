@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from calibration.fit.evidence import Errors, FamilyFit, Floats, Row, held_out, significant
-from calibration.fit.gemm_data import aiconfigurator, training_region
+from calibration.fit.gemm_data import TRAINING_WEIGHT, aiconfigurator, training_region
 from calibration.fit.gemm_time import Products, gemm_ns
 from calibration.fit.solve import fit
 from sim.cost.figures import Figure
@@ -26,7 +26,6 @@ BOUNDS = {
     "pass_us": (6.0, 0.3, 40.0),
     "pass_bandwidth_efficiency": (0.4, 0.05, 1.5),
 }
-TRAINING_WEIGHT = 4.0
 SIGMA = 0.25  # COSTS.md 1.5
 QUANTIZE_BYTES = 3
 """Per element of A, read in 16 bit and written in 8."""

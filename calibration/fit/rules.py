@@ -32,17 +32,7 @@ def apply_rules(folder: Path, fits: list[FamilyFit]) -> FamilyFit:
         for profile, figures in family.figures.items():
             fitted.setdefault(profile, {}).update(figures)
     rules = FamilyFit("rules")
-    for rule in (
-        power_limited,
-        misaligned,
-        misaligned_rows,
-        accumulating,
-        half_of_flash2,
-        flash2_on_blackwell,
-        narrow_on_blackwell,
-        amd,
-        v100_copies,
-    ):
+    for rule in RULES:
         for profile, figures in rule(folder, fitted).items():
             rules.ship(profile, figures)
     return rules
@@ -192,6 +182,7 @@ def v100_copies(folder: Path, fitted: Figures) -> Figures:
 RULES = (
     power_limited,
     misaligned,
+    misaligned_rows,
     accumulating,
     half_of_flash2,
     flash2_on_blackwell,

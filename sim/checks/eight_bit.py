@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import re
 
+from sim.checks.compiling import compiled
 from sim.checks.facts import Facts
 from sim.checks.software import software_of
-from sim.checks.training import is_four_bit, steps_in_backward
 
 EIGHT_BIT = r"fp8|float8|mxfp8|nvfp4|fp4|int8|nf4|bnb"
 """Words of numbers below 16 bit."""
-
-
-def has_offload(facts: Facts) -> bool:
-    """Does anything wait in host memory?"""
-    return facts.text.get("offload", "").lower() not in ("", "none", "no")
-
-
-def compiled(facts: Facts) -> bool:
-    """With offload, adapters on four-bit weights, steps inside backward, or ranks that share layers (but torchtitan's),
-    blocks are played in eager mode."""
-    shared = facts.tp * facts.cp > 1 and software_of(facts).llama != "torchtitan"
-    eager = has_offload(facts) or is_four_bit(facts) or steps_in_backward(facts) or shared
-    return facts.says("compile", "^yes") and not eager
 
 
 def uses_float8(facts: Facts) -> bool:
@@ -47,9 +34,5 @@ def fp8_recipe(facts: Facts) -> str | None:
 
 
 def stores_fp8(facts: Facts) -> bool:
+    """Weights of 8-bit products have no 16-bit form beside them."""
     return software_of(facts).stores_fp8 and fp8_recipe(facts) in ("delayed", "tensorwise")
-
-
-def compile_section(facts: Facts) -> dict[str, bool]:
-    """What is compiled beside the blocks: the loss, where the software does so."""
-    return {"loss": True} if software_of(facts).compiled_loss and facts.pp * facts.tp == 1 else {}

@@ -139,6 +139,11 @@ def arguments(facts: Facts) -> dict[str, Any]:
     return given if isinstance(given, dict) else {}
 
 
+def has_offload(facts: Facts) -> bool:
+    """Does anything wait in host memory?"""
+    return facts.text.get("offload", "").lower() not in ("", "none", "no")
+
+
 SHAPES = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
 """Columns that give a model its shape."""
 

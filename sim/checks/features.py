@@ -7,27 +7,17 @@ new section of the schema needs one line here, or none.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from sim.checks.data_parallel import has_families, states_on_host, streams_states
-from sim.checks.eight_bit import EIGHT_BIT, compile_section, compiled, fp8_recipe, has_offload, stores_fp8, uses_float8
-from sim.checks.experts import (
-    expert_parallel,
-    expert_ranks,
-    experts_of,
-    has_experts,
-    latent_of,
-    uses_latent_attention,
-)
-from sim.checks.expressible import expressible
+from sim.checks.compiling import compile_section, compiled
+from sim.checks.eight_bit import EIGHT_BIT, fp8_recipe, uses_float8
+from sim.checks.experts import experts_of, has_experts, latent_of, uses_latent_attention
+from sim.checks.expressible import Feature, expressible
 from sim.checks.facts import Facts, arguments
+from sim.checks.offload import activations_leave, states_leave, streams_states, what_leaves
+from sim.checks.parallel_features import PARALLEL
 from sim.checks.recipes import recipe_of
 from sim.checks.recomputation import DISCARDED, INSIDE, parts
-from sim.checks.software import software_of
-from sim.checks.stages import pipeline_of
 from sim.checks.training import (
     OTHER,
     PREFIX_ADAPTER,
@@ -46,42 +36,6 @@ OTHER_NETWORK = (
 TILED_LOSS = r"feature set: (\+|all features|ALST)"
 TILED_MLP = r"feature set: (.*\+tiled MLP|all features|ALST)"
 """Features of Arctic Long Sequence Training, whose later rows have those of the earlier ones too."""
-REPLICATED = r"^(none|no|ddp|dp)\b|zero-?1|^zero-?2(?!-like)|distributed optimizer"
-STATES_SHARED = r"zero-?1|^zero-?2-style|distributed optimizer"
-STATES = r"opt|param|master|gradient|quants|residual"
-"""Words of a row that speak of what a feature is."""
-
-
-class NotExpressible(Exception):
-    """A row that a scenario cannot say; the message has every reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
-    """`needed`: does the row use it? `path`: the field that expresses it; `value`: what to write there."""
-
-    name: str
-    path: str
-    needed: Callable[[Facts], bool]
-    value: Callable[[Facts], Any] = lambda _: None
-    without: str = ""
-    """What is assumed where the schema lacks the field; without such words the row is not expressible then."""
-
-
-def _shares_tokens(facts: Facts) -> bool:
-    """Sequence parallelism: as printed, else with experts, which need it, else as the software does."""
-    if facts.text.get("sp"):
-        return facts.says("sp", "^yes")
-    return has_experts(facts) or software_of(facts).sequence_parallel
-
-
-def _shared(facts: Facts, label: str) -> bool:
-    """Do several ranks reduce gradients together, and share states as the label says, or where there is none, as their
-    software does, in Megatron's loop? Context-parallel ones do too."""
-    printed = facts.text.get("fsdp_or_zero", "") or software_of(facts).sharding
-    several = (facts.dp or 1) * facts.cp > 1
-    return several and re.search(label, printed, re.IGNORECASE) is not None and not has_families(facts)
-
 
 FEATURES = (
     Feature(
@@ -95,12 +49,6 @@ FEATURES = (
         value=lambda f: recipe_of(f).mtp_layers,
     ),
     Feature(name="latent attention", path="model.latent", needed=uses_latent_attention, value=latent_of),
-    Feature(
-        name="expert parallelism",
-        path="parallel.expert",
-        needed=lambda f: has_experts(f) and expert_ranks(f) > 1,
-        value=expert_parallel,
-    ),
     Feature(
         name="squared ReLU",
         path="model.activation",
@@ -123,7 +71,7 @@ FEATURES = (
         name="losses in fused kernels",
         path="model.loss_fusion",
         needed=lambda f: loss_fusion(f) != "none",
-        value=lambda f: loss_fusion(f),
+        value=loss_fusion,
     ),
     Feature(
         name="linear layers without biases",
@@ -141,14 +89,8 @@ FEATURES = (
     Feature(
         name="8-bit products",
         path="precision.float8",
-        needed=lambda f: uses_float8(f),
+        needed=uses_float8,
         value=lambda f: "rowwise" if f.says("precision", "rowwise") else "tensorwise",
-    ),
-    Feature(
-        name="8-bit gathers",
-        path="parallel.fsdp.float8_all_gather",
-        needed=lambda f: uses_float8(f) and f.tp == 1 and (f.dp or 1) > 1 and not f.says("precision", "rowwise"),
-        value=lambda f: True,
     ),
     Feature(
         name="adapters before attention (LLaMA-Adapter)",
@@ -164,19 +106,13 @@ FEATURES = (
         name="8-bit products by Transformer Engine",
         path="precision.fp8",
         needed=lambda f: fp8_recipe(f) not in (None, "nvfp4"),
-        value=lambda f: fp8_recipe(f),
+        value=fp8_recipe,
     ),
     Feature(
         name="4-bit products by Transformer Engine",
         path="precision.fp4",
         needed=lambda f: fp8_recipe(f) == "nvfp4",
         value=lambda f: "nvfp4",
-    ),
-    Feature(
-        name="weights gathered in 8 bit",
-        path="parallel.fsdp.float8_all_gather",
-        needed=lambda f: fp8_recipe(f) is not None and f.says("fsdp_or_zero", "fsdp"),
-        value=lambda f: True,
     ),
     Feature(
         name="SGD or AdamW in 8 bit",
@@ -206,24 +142,7 @@ FEATURES = (
         path="optimizer.other",
         needed=lambda f: f.says("notes", OTHER) or f.says("model_name", r"\bmuon\b|_muon"),
     ),
-    Feature(
-        name="tensor parallelism",
-        path="parallel.tensor",
-        needed=lambda f: f.tp > 1,
-        value=lambda f: {"degree": f.tp, "sequence_parallel": _shares_tokens(f)},
-    ),
-    Feature(
-        name="pipeline parallelism",
-        path="parallel.pipeline",
-        needed=lambda f: f.pp > 1,
-        value=lambda f: pipeline_of(f),
-    ),
-    Feature(
-        name="context parallelism",
-        path="parallel.context",
-        needed=lambda f: f.cp > 1,
-        value=lambda f: {"degree": f.cp},
-    ),
+    *PARALLEL,
     Feature(
         name="a fused head and loss",
         path="model.liger",
@@ -237,87 +156,23 @@ FEATURES = (
         value=lambda f: -(-(f.seq_len or 0) // f.cp // (f.hidden or 1)),  # tokens of a rank / hidden, rounded up
     ),
     Feature(
-        name="Ulysses' all-to-all",
-        path="parallel.context.kind",
-        needed=lambda f: f.cp > 1 and f.says("cp", "ulysses"),
-        value=lambda f: "ulysses",
-    ),
-    Feature(
-        name="replicated data parallelism",
-        path="parallel.data",
-        needed=lambda f: _shared(f, REPLICATED),
-        value=lambda f: {"degree": f.dp},
-    ),
-    Feature(
-        name="main parameters in fp32",
-        path="parallel.data",
-        needed=lambda f: f.dp == 1 and software_of(f).gpt == "megatron",
-        value=lambda f: {"degree": 1},
-        without="fp32 main parameters and gradients are not simulated",
-    ),
-    Feature(
-        name="ZeRO-1 or a distributed optimizer",
-        path="parallel.data.distributed_optimizer",
-        needed=lambda f: _shared(f, STATES_SHARED),
-        value=lambda f: True,
-    ),
-    Feature(
-        name="moments in 16 bit",
-        path="parallel.data.moments",
-        needed=lambda f: recipe_of(f).moments != "fp32" and _shared(f, STATES_SHARED),
-        value=lambda f: recipe_of(f).moments,
-    ),
-    Feature(
-        name="several instances of the distributed optimizer",
-        path="parallel.data.optimizer_instances",
-        needed=lambda f: int(arguments(f).get("num-distributed-optimizer-instances", 1)) > 1,
-        value=lambda f: int(arguments(f)["num-distributed-optimizer-instances"]),
-    ),
-    Feature(
-        name="products that do not add to main gradients",
-        path="parallel.data.gradient_accumulation_fusion",
-        needed=lambda f: bool(arguments(f).get("no-gradient-accumulation-fusion")) and _shared(f, REPLICATED),
-        value=lambda f: False,
-    ),
-    Feature(
-        name="weights stored in 8 bit",
-        path="parallel.data.fp8_parameters",
-        needed=lambda f: stores_fp8(f) and _shared(f, r"zero-?1|distributed optimizer"),
-        value=lambda f: True,
-    ),
-    Feature(
-        name="ZeRO-2",
-        path="parallel.data.shard_gradients",
-        needed=lambda f: _shared(f, r"^zero-?2(?!-like|-style)"),
-        value=lambda f: True,
-    ),
-    Feature(
         name="offload of activations",
         path="offload",
-        needed=lambda f: (
-            has_offload(f)
-            and f.says("offload", "activation")
-            and not (f.says("offload", STATES) and states_on_host(f) is None)
-        ),
-        value=lambda f: _offloaded(f),
+        needed=activations_leave,
+        value=what_leaves,
     ),
     Feature(
         name="offload of states",
         path="offload.states",
-        needed=lambda f: (
-            has_offload(f)
-            and (f.says("offload", STATES) or not f.says("offload", "activation"))
-            and states_on_host(f) is None
-            and not streams_states(f)
-        ),
+        needed=states_leave,
     ),
     Feature(
         name="states streamed through the GPU",
         path="offload.streamed_states",
-        needed=lambda f: has_offload(f) and streams_states(f),
+        needed=streams_states,
         without="what main memory holds and the GPU streams through once a step is not simulated",
     ),
-    Feature(name="torch.compile", path="compile", needed=lambda f: compiled(f), value=lambda f: compile_section(f)),
+    Feature(name="torch.compile", path="compile", needed=compiled, value=compile_section),
     Feature(
         name="recomputation inside a layer",
         path="checkpoint.inside",
@@ -331,12 +186,6 @@ FEATURES = (
         value=lambda f: parts(f, DISCARDED),
     ),
     Feature(
-        name="asynchronous tensor parallelism",
-        path="parallel.tensor.asynchronous",
-        needed=lambda f: f.tp > 1 and compiled(f) and f.says("notes", r"async ?tp"),
-        value=lambda f: True,
-    ),
-    Feature(
         name="recomputation by a memory budget or of other parts",
         path="checkpoint.other",
         needed=lambda f: (
@@ -345,17 +194,6 @@ FEATURES = (
         ),
     ),
 )
-
-
-def _offloaded(facts: Facts) -> dict[str, Any]:
-    """Checkpointed layers' inputs, or what layers save; a ratio of the layers where the row prints one, with stages of what
-    each saves for a micro-batch."""
-    if facts.says("offload", "boundary|checkpoint|ckpt"):
-        return {"what": "checkpoint_inputs"}
-    share = re.search(r"ratio ([\d.]+)", facts.text["offload"])
-    if share and facts.pp > 1:
-        return {"what": "stage_activations", "share": float(share[1])}
-    return {"what": "activations"} | ({"layers": f"ratio {float(share[1]):g}"} if share else {})
 
 
 def missing(facts: Facts) -> list[str]:

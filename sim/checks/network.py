@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.checks.eight_bit import compiled
+from sim.checks.compiling import compiled
 from sim.checks.experts import has_experts, preset_of
 from sim.checks.facts import SHAPES, Facts, arguments
 from sim.checks.software import Software
@@ -37,7 +37,17 @@ def family_of(facts: Facts) -> str | None:
 
 
 def model(facts: Facts, family: str, software: Software, assumptions: list[str]) -> Sections:
-    """Shapes as printed over those of the preset of that name; blanks: kv_heads = heads, MLP and vocabulary by family."""
+    """The whole section: shapes, whose code, and what that software does otherwise than the code that stands for it."""
+    section = _shapes(facts, family, assumptions)
+    code = section["implementation"] = _code(facts, family, software, assumptions)
+    if code == "megatron":
+        vocab = int(section.get("vocab") or preset_shapes(section["preset"])["vocab"])
+        section["vocab"] = _padded(vocab, 128 * facts.tp) if software.pads_vocabulary else vocab - vocab % facts.tp
+    return section | _layers(facts, family, code, software) | _loss_head(facts, family, code, software)
+
+
+def _shapes(facts: Facts, family: str, assumptions: list[str]) -> Sections:
+    """As printed, over those of the preset of that name; blanks: kv_heads = heads, MLP and vocabulary by family."""
     preset = preset_of(facts)
     if preset is not None and preset_shapes(preset)["family"] != family:
         preset = None
@@ -59,6 +69,11 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
     section["max_positions"] = facts.seq_len
     if family == "llama":
         section["max_positions"] = max(facts.seq_len or 1, preset_shapes(section["preset"])["max_positions"])
+    return section
+
+
+def _code(facts: Facts, family: str, software: Software, assumptions: list[str]) -> str:
+    """The implementation that is the software's, or stands for it."""
     code = software.llama if family == "llama" else software.gpt
     splits = facts.tp > 1 or (facts.cp > 1 and not facts.says("cp", "ulysses"))
     if code == "transformers" and family == "llama" and splits:
@@ -66,31 +81,42 @@ def model(facts: Facts, family: str, software: Software, assumptions: list[str])
         assumptions.append("torchtitan's code stands for transformers', split over ranks")
     experts: Sections = {"experts": {}} if has_experts(facts) else {}
     known = implementations_of(FAMILIES[family], experts)
-    section["implementation"] = code if code in known else known[0]
     if code not in known:
         assumptions.append(f"{known[0]}'s code stands for {code}'s")
-    if section["implementation"] == "megatron":
-        vocab = int(section.get("vocab") or preset_shapes(section["preset"])["vocab"])
-        section["vocab"] = _padded(vocab, 128 * facts.tp) if software.pads_vocabulary else vocab - vocab % facts.tp
-    if family == "gpt" and section["implementation"] != "megatron":
-        section |= {"dropout": 0.0, "logits": "loss_upcast"}
+        return known[0]
+    return code
+
+
+def _layers(facts: Facts, family: str, code: str, software: Software) -> Sections:
+    """Norm, gated MLP, attention, dropout."""
+    section: Sections = {}
+    if family == "gpt" and code != "megatron":
+        section["dropout"] = 0.0
     if family == "llama" and facts.says("compile", "^yes") and not compiled(facts):
         section["norm"] = "fused"  # as Inductor fuses what is written op by op
     elif family == "llama" and software.norm is not None:
         section["norm"] = software.norm
-    if family == "llama" and section["implementation"] == "megatron" and software.swiglu_fusion is not None:
+    if family == "llama" and code == "megatron" and software.swiglu_fusion is not None:
         section["swiglu_fusion"] = software.swiglu_fusion
+    if code == "megatron" and (facts.cp > 1 or flash_attention(facts)):
+        section["attention"] = "sdpa"  # context parallelism is Transformer Engine's
+    elif facts.says("attention", "^standard") and code != "megatron":
+        section["attention"] = "unfused" if family == "t5" else "math"
+    return section
+
+
+def _loss_head(facts: Facts, family: str, code: str, software: Software) -> Sections:
+    """Where logits become fp32, in how many chunks, and whether the training loop holds them."""
+    section: Sections = {}
+    if family == "gpt" and code != "megatron":
+        section["logits"] = "loss_upcast"
     if software.logits is not None:
         section["logits"] = software.logits
-    chunks_loss = software.loss_chunks > 1 and section["implementation"] == "torchtitan" and not is_four_bit(facts)
+    chunks_loss = software.loss_chunks > 1 and code == "torchtitan" and not is_four_bit(facts)
     if chunks_loss and (facts.dp == 1 or facts.says("fsdp_or_zero", "fsdp-?2")):
         section |= {"loss_chunks": software.loss_chunks, "loss_chunking": "projection"}
     if software.keep_logits is not None:
         section["keep_logits"] = software.keep_logits
-    if section["implementation"] == "megatron" and (facts.cp > 1 or flash_attention(facts)):
-        section["attention"] = "sdpa"  # context parallelism is Transformer Engine's
-    elif facts.says("attention", "^standard") and section["implementation"] != "megatron":
-        section["attention"] = "unfused" if family == "t5" else "math"
     return section
 
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 from sim.api import Outcome, has_allocator, shown_lanes, simulate_setup
 from sim.checks import measured
+from sim.checks.expressible import NotExpressible
 from sim.checks.facts import Facts, facts_of
-from sim.checks.features import NotExpressible
 from sim.checks.rows import Plan, plan_of
 from sim.checks.software import Counter
 from sim.model.config import ModelConfig

@@ -6,10 +6,10 @@ import re
 from math import gcd
 from typing import Any
 
-from sim.checks.data_parallel import has_families, states_on_host
-from sim.checks.expressible import expressible
+from sim.checks.data_parallel import REPLICATED, has_families
+from sim.checks.expressible import NotExpressible
 from sim.checks.facts import Facts
-from sim.checks.features import REPLICATED, NotExpressible
+from sim.checks.offload import states_on_host
 from sim.checks.software import Software
 
 KEEPS_GATHERED = r"shard_grad_op|zero-?2-like|hybrid_shard_zero2"
@@ -34,7 +34,7 @@ def parallel(facts: Facts, software: Software, hidden: int | None, assumptions: 
     if alone and re.search(r"shard-", label):  # LLMQ's switches, one by one
         raise NotExpressible(f"sharding {label} is not known")
     zero = re.search(r"^zero-?([123])(?!-like)", label)
-    if alone and zero and expressible("parallel.zero") and int(zero[1]) in STAGES:
+    if alone and zero:
         return {
             "zero": {"degree": dp, "stage": int(zero[1])}
             | _sizes(int(zero[1]), software, hidden, assumptions)
@@ -64,7 +64,3 @@ def _sizes(stage: int, software: Software, hidden: int | None, assumptions: list
     if stage == 3:
         sizes |= {"prefetch_bucket_size": 9 * hidden * hidden // 10, "persistence_threshold": 10 * hidden}
     return sizes
-
-
-STAGES = (1, 2, 3)
-"""Stages of ZeRO that are played as themselves."""

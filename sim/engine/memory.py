@@ -10,7 +10,7 @@ from sim.engine.allocator import AllocatorSettings, CachingAllocator
 from sim.engine.allocator.oom import OutOfMemory
 from sim.engine.stream_clock import StreamClock
 from sim.program.periods import Stretch
-from sim.program.program import Ints, Mem, Program
+from sim.program.program import Ints, Program
 from sim.timeline.memory import MemoryTimeline, OutOfMemoryEvent
 
 MOST_PERIODS = 16
@@ -52,7 +52,7 @@ class MemoryPlay:
         before = self._timeline
         first = before.played if before is not None else 0
         run = _Run(self._allocator, program, first, self._skipped)
-        if self._repeats(program):
+        if self._repeats():
             for stretch in program.stretches:
                 if stretch.begin.events >= first and not run.through(stretch):
                     break
@@ -61,9 +61,10 @@ class MemoryPlay:
         self._timeline = timeline if before is None else _joined(before, timeline)
         return self._timeline
 
-    def _repeats(self, program: Program) -> bool:
-        """The allocator may come back to a state: nothing in it has an age, and no free waits for a stream."""
-        return self._clock is None and self._allocator.player.fast and not (program.mem_kind == Mem.RECORD_STREAM).any()
+    def _repeats(self) -> bool:
+        """The allocator may come back to a state: nothing in it has an age, and no clock says when frees are through."""
+        allocator, heap = self._allocator, self._allocator.heap
+        return self._clock is None and not (heap.numbered or heap.keep_ages or allocator.private_pools)
 
 
 class _Run:
@@ -128,8 +129,16 @@ class _Run:
         heap, player = self.allocator.heap, self.allocator.player
         live = np.flatnonzero(player.alive[: player.seen])
         own = live >= self.seen_as(np.array([stretch.oldest.handles]))
-        places = (live - own * (done * stretch.period.handles), player.position[live], player.size[live])
-        return heap.changes, dict(heap.at_start), dict(heap.unmapped_ends), *(column.tobytes() for column in places)
+        ages = live - own * (done * stretch.period.handles)
+        places = (ages, player.position[live], player.size[live], player.recorded[live])
+        return (
+            heap.changes,
+            dict(heap.at_start),
+            dict(heap.unmapped_ends),
+            self.allocator.pending.waiting(),
+            player.used_elsewhere(),
+            *(column.tobytes() for column in places),
+        )
 
     def repeat(self, stretch: Stretch, cycle: int, times: int) -> None:
         """What the last `cycle` periods did, `times` more."""

@@ -20,13 +20,12 @@ class MeshError(ValueError):
 class Span:
     """How a group lies on the machines: `size` ranks on `nodes` nodes, at most `ranks_per_node` of them on one.
 
-    `even`: every node that it touches holds the same number. nodes == 1: only links inside a node carry it.
+    nodes == 1: only links inside a node carry it.
     """
 
     size: int
     nodes: int
     ranks_per_node: int
-    even: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +105,4 @@ class Mesh:
         """How these ranks lie on the nodes."""
         ranks_by_node = Counter(member // self.gpus_per_node for member in members)
         counts = ranks_by_node.values()
-        return Span(sum(counts), len(ranks_by_node), max(counts), len(set(counts)) == 1)
+        return Span(sum(counts), len(ranks_by_node), max(counts))

@@ -83,7 +83,7 @@ class PeftLinear4bit(PeftLinear):
 
     def __init__(self, base: Linear, lora: Lora) -> None:
         super().__init__(base, lora)
-        self.base_layer = Linear4bit(base.weight, lora.double_quantization)
+        self.base_layer = Linear4bit(base.weight, lora.double_quantization, lora.sharded)
 
     def forward(self, x: Tensor) -> Tensor:
         result = F.clone(self.base_layer(x))
@@ -154,7 +154,7 @@ def _wrap(module: Module, config: ModelConfig, lora: Lora, wrapped: set[str], qu
                 adapter.weight.dtype = lora.dtype
             setattr(module, name, adapted)
         elif isinstance(child, Linear) and name in quantized:
-            setattr(module, name, Linear4bit(child.weight, lora.double_quantization))
+            setattr(module, name, Linear4bit(child.weight, lora.double_quantization, lora.sharded))
         else:
             _wrap(child, config, lora, wrapped, quantized)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.model import functional as F
+from sim.model import gradients
 from sim.model.calls import Tensor
 
 Head = Callable[[Tensor], Tensor]
@@ -18,21 +19,21 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def backward_per_chunk(hidden: Tensor, targets: Tensor, chunks: int, head: Head, loss: Loss) -> Tensor:
     """The loss of hidden states [B, S, H]; its backward hands over the gradient that is known already."""
-    pieces = [F.leaf(piece) for piece in [piece.contiguous() for piece in hidden.chunk(chunks)]]
+    pieces = [gradients.leaf(piece) for piece in [piece.contiguous() for piece in hidden.chunk(chunks)]]
     labels = [label.contiguous() for label in targets.chunk(chunks)]
     gradient = F.empty(hidden.shape, "fp32")
     total = F.empty((), "fp32")
     for piece, label in zip(pieces, labels):
         logits = head(piece)
         part = loss(logits, label)
-        total = F.add_detached(total, part)
-        if F.needs_gradient(hidden):
-            F.backward(part)
-            F.move_gradient(piece, gradient)
-    if not F.needs_gradient(hidden):
+        total = gradients.add_detached(total, part)
+        if gradients.needs_gradient(hidden):
+            gradients.backward(part)
+            gradients.move_gradient(piece, gradient)
+    if not gradients.needs_gradient(hidden):
         return total
     known = gradient.to(hidden.dtype)
-    return F.with_known_gradient(hidden, known, total)
+    return gradients.with_known_gradient(hidden, known, total)
 
 
 def loss_per_chunk(logits: Sequence[Tensor], labels: Sequence[Tensor], loss: Loss) -> Tensor:

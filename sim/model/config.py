@@ -25,6 +25,8 @@ class Lora:
     dtype: str | None = None
     base: Literal["nf4"] | None = None
     double_quantization: bool = False
+    sharded: bool = False
+    """FSDP splits the four-bit weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

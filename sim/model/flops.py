@@ -60,11 +60,6 @@ def model_flops_per_sequence(config: ModelConfig, seq_len: int, target_len: int 
     return model_flops_per_token(config, seq_len) * seq_len
 
 
-def trained_parameter_count(config: ModelConfig) -> int:
-    """Parameters that get a gradient."""
-    return sum(p.elements for name, p in build_model(config).named_parameters() if is_trained(config, name))
-
-
 def _frozen_weights(config: ModelConfig) -> int:
     """Weights that work on a token and have no gradient of their own; the embedding table, which comes first, is none."""
     table, count = None if config.tied_embeddings else (config.vocab, config.hidden), 0

@@ -1,11 +1,11 @@
-"""The operators that models use beside a tensor's own methods, named as in torch.nn.functional."""
+"""The operators that models use beside a tensor's own methods, named as in torch.nn.functional or in their own library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sim.model.calls import Shape, Tensor, call, call_tuple
+from sim.model.calls import Shape, Tensor, call
 from sim.model.module import Parameter
 from sim.model.shard.context import ContextParallel
 
@@ -55,26 +55,6 @@ def persistent_rms_norm(x: Tensor, weight: Parameter) -> Tensor:
 def persistent_layer_norm(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
     """layer_norm by a kernel that keeps a row in registers (apex's FastLayerNorm, Transformer Engine)."""
     return call("persistent_layer_norm", x, weight.tensor, bias.tensor)
-
-
-def liger_rms_norm(x: Tensor, weight: Parameter) -> Tensor:
-    """Liger's rms_norm, whose backward writes over the gradient that comes in."""
-    return call("liger_rms_norm", x, weight.tensor)
-
-
-def liger_swiglu(gate: Tensor, value: Tensor) -> Tensor:
-    """Liger's silu(gate) * value; keeps both, and writes their gradients over them."""
-    return call("liger_swiglu", gate, value)
-
-
-def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-    """Liger's rotary positions of q and k [B, heads, S, D], in place."""
-    return call_tuple("liger_rope", q, k, cos, sin)
-
-
-def liger_linear_cross_entropy(hidden: Tensor, weight: Parameter, targets: Tensor) -> Tensor:
-    """Liger's head and loss in one: hidden [N, H], weight [V, H], targets [N]; gradients are computed on the way."""
-    return call("liger_linear_cross_entropy", hidden, weight.tensor, targets)
 
 
 def scale_by(x: Tensor, weight: Parameter, weight_first: bool = False) -> Tensor:
@@ -320,36 +300,6 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def require_gradient(x: Tensor) -> Tensor:
     """x.requires_grad_(True) on a tensor that has none."""
     return call("require_gradient", x)
-
-
-def leaf(x: Tensor) -> Tensor:
-    """x.detach().requires_grad_() (or without, where x needs no gradient)."""
-    return call("leaf", x)
-
-
-def needs_gradient(x: Tensor) -> bool:
-    """x.requires_grad."""
-    return bool(call("needs_gradient", x))
-
-
-def backward(loss: Tensor) -> None:
-    """loss.backward()."""
-    call("backward", loss)
-
-
-def add_detached(total: Tensor, part: Tensor) -> Tensor:
-    """total + part.detach()."""
-    return call("add_detached", total, part)
-
-
-def move_gradient(x: Tensor, into: Tensor) -> None:
-    """A slice of `into` becomes x.grad, in into's dtype; x.grad = None."""
-    call("move_gradient", x, into)
-
-
-def with_known_gradient(x: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
-    """`value`, whose backward gives x this gradient."""
-    return call("with_known_gradient", x, gradient, value)
 
 
 def empty(shape: Shape, dtype: str) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.model import functional as F
+from sim.model import liger
 from sim.model.calls import Tensor, active
 from sim.model.language_model import LanguageModel, Linear
 from sim.model.module import Parameter
@@ -91,7 +92,7 @@ class TransformersModel(LanguageModel):
         padded = padded_labels(targets)
         shifted = shifted_labels(padded)
         flat = hidden.view(-1, hidden.shape[-1])
-        return F.liger_linear_cross_entropy(flat, self.lm_head.weight, shifted.view(-1))
+        return liger.fused_linear_cross_entropy(flat, self.lm_head.weight, shifted.view(-1))
 
 
 def padded_labels(targets: Tensor) -> Tensor:

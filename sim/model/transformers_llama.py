@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.model import functional as F
+from sim.model import liger
 from sim.model.calls import Tensor
 from sim.model.config import ModelConfig
 from sim.model.language_model import Embedding, Linear
@@ -46,7 +47,7 @@ class LigerRMSNorm(Module):
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.liger_rms_norm(x, self.weight)
+        return liger.rms_norm(x, self.weight)
 
 
 def make_norm(config: ModelConfig, width: int) -> Module:
@@ -123,7 +124,7 @@ class LlamaAttention(Module):
             k = self.k_norm(k)
         k = k.transpose(1, 2)
         v = self.v_proj(x).view(b, s, -1, c.head_dim).transpose(1, 2)
-        q, k = F.liger_rope(q, k, cos, sin) if "rope" in c.liger else apply_rotary(q, k, cos, sin)
+        q, k = liger.rope(q, k, cos, sin) if "rope" in c.liger else apply_rotary(q, k, cos, sin)
         y = self._attend(q, k, v) if self.ranks == 1 else attend_by_heads(q, k, v, self.ranks, self._attend)
         return self.o_proj(y.reshape(b, s, -1).contiguous())
 
@@ -149,7 +150,7 @@ class LlamaMLP(Module):
 
     def _whole(self, x: Tensor) -> Tensor:
         if self.fused:
-            return self.down_proj(F.liger_swiglu(self.gate_proj(x), self.up_proj(x)))
+            return self.down_proj(liger.swiglu(self.gate_proj(x), self.up_proj(x)))
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 

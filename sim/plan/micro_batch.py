@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from sim.api import Outcome, settle
+from sim.api import Outcome, device_memory, settle
 from sim.model.config import ModelConfig
 from sim.program.program import Owner
+from sim.runtime.record import record, steps_to_record
 from sim.scenario.setup import Setup
 
 LARGEST_CONSIDERED = 4096
@@ -24,9 +26,14 @@ class LargestMicroBatch:
     simulated: tuple[int, ...]
 
 
-def reserved_bytes(setup: Setup, micro_batch: int) -> int | None:
-    """Peak of reserved bytes with this micro-batch; None if the run does not get through all steps."""
+def reserved_bytes(setup: Setup, micro_batch: int, fullest: int = 0) -> int | None:
+    """Peak of reserved bytes with this micro-batch; None if the run does not get through all steps. Of a pipeline the
+    rank `fullest` is looked at first: where that one does not fit, the others do not matter."""
     candidate = replace(setup, batch=replace(setup.batch, micro_batch=micro_batch))
+    if candidate.stages > 1:
+        program = record(candidate, steps_to_record(candidate), rank=fullest)
+        if device_memory(candidate, program).out_of_memory is not None:
+            return None
     _, memories, _ = settle(candidate)
     if any(memory.out_of_memory is not None for memory in memories):
         return None
@@ -34,7 +41,7 @@ def reserved_bytes(setup: Setup, micro_batch: int) -> int | None:
 
 
 def largest_micro_batch(
-    outcome: Outcome, measure: Callable[[Setup, int], int | None] = reserved_bytes
+    outcome: Outcome, measure: Callable[[Setup, int], int | None] | None = None
 ) -> LargestMicroBatch | None:
     """Search around a simulated outcome; None for the chain, which has no batch.
 
@@ -42,6 +49,8 @@ def largest_micro_batch(
     slope, two fitting candidates a better one. The answer is certain only when `size` fits and `size + 1` does not.
     """
     setup = outcome.setup
+    fullest = next(rank for rank, own in enumerate(outcome.ranks) if own is outcome.worst)
+    measure = measure or partial(reserved_bytes, fullest=fullest)
     if not isinstance(setup.model, ModelConfig):
         return None
     present = setup.batch.micro_batch

@@ -16,7 +16,8 @@ from sim.model.config import ModelConfig
 from sim.program.program import Ints, Owner
 from sim.report.notes import longest_region
 from sim.scenario import is_field
-from sim.scenario.setup import Checkpoint, Fsdp, Setup
+from sim.scenario.parallel import Fsdp
+from sim.scenario.setup import Checkpoint, Setup
 from sim.timeline.memory import MemoryTimeline
 
 WORTH_SAYING = 0.05  # of the peak

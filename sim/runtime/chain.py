@@ -17,7 +17,8 @@ from sim.runtime.regions import apply_checkpoint, keep_entries
 from sim.runtime.schedules import stages_of
 from sim.runtime.tape import DeviceFacts, Tape
 from sim.runtime.tensor import Tensor
-from sim.scenario.setup import Pipeline, Setup
+from sim.scenario.parallel import Pipeline
+from sim.scenario.setup import Setup
 
 assert ops  # importing it fills the tape's rules
 

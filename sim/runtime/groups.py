@@ -7,6 +7,8 @@ from sim.program.kernels import Collective
 
 REDUCED_OVER_CONTEXT = ("dp", "fsdp")
 """Groups that context-parallel ranks belong to as well."""
+DIMENSIONS = {"ep_etp": ("ep", "etp")}
+"""Groups that go along several dimensions."""
 
 
 def placement(mesh: Mesh, collective: Collective) -> Span:
@@ -15,17 +17,13 @@ def placement(mesh: Mesh, collective: Collective) -> Span:
     size, (name, _, part) = collective.size, collective.group.partition(":")
     if name == "fsdp_post_forward":
         per_node = min(size, mesh.gpus_per_node)
-        return Span(size, -(-size // per_node), per_node, True)
+        return Span(size, -(-size // per_node), per_node)
     if name == "embedding":
         same_node = mesh.rank({"pp": mesh.degree("pp") - 1}) < mesh.gpus_per_node
-        return Span(2, 1, 2, True) if same_node else Span(2, 2, 1, True)
+        return Span(2, 1, 2) if same_node else Span(2, 2, 1)
     names = DIMENSIONS.get(name, (name, "cp") if name in REDUCED_OVER_CONTEXT else (name,))
     wide = tuple(dimension for dimension in names if mesh.degree(dimension) > 1) or names[:1]
     if not part:
         return mesh.span(*wide)
     members = mesh.members(*wide)
     return mesh.span_of(members[:size] if part == "shard" else members[:: len(members) // size])
-
-
-DIMENSIONS = {"ep_etp": ("ep", "etp")}
-"""Groups that go along several dimensions."""

@@ -20,7 +20,7 @@ from sim.runtime.recorder import Operators
 from sim.runtime.scratch import round_up
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
-from sim.scenario.setup import DataParallel
+from sim.scenario.parallel import DataParallel
 
 LEAST_BUCKET = 40_000_000
 """Parameters of a bucket beside backward, or a million per replica if that is more."""

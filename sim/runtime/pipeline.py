@@ -42,7 +42,8 @@ from sim.runtime.templates import MicroBatch
 from sim.runtime.tensor import Tensor
 from sim.runtime.unfold import Folded
 from sim.runtime.weight_store import StoredWeights
-from sim.scenario.setup import Offload, Pipeline
+from sim.scenario.parallel import Pipeline
+from sim.scenario.setup import Offload
 
 SEND, RECEIVE = Operators.number("pipeline::send"), Operators.number("pipeline::receive")
 EARLY = ("interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")

@@ -42,7 +42,8 @@ from sim.runtime.tensor import Tensor
 from sim.runtime.torch_context import TorchContext
 from sim.runtime.unfold import unfold
 from sim.runtime.wrap import apply_compile, apply_fsdp, apply_offload, convert_to_float8, mark_repeats
-from sim.scenario.setup import DataParallel, Optimizer, Setup
+from sim.scenario.parallel import DataParallel
+from sim.scenario.setup import Optimizer, Setup
 
 assert ops  # importing it fills the tape's rules
 

@@ -18,7 +18,8 @@ from sim.runtime.streamed_offload import LayerHook, Streams
 from sim.runtime.tape import Tape
 from sim.runtime.templates import Repeat
 from sim.runtime.tensor import Tensor as TapeTensor
-from sim.scenario.setup import Fsdp, Offload, Precision, Setup
+from sim.scenario.parallel import Fsdp
+from sim.scenario.setup import Offload, Precision, Setup
 
 
 class SaveLayerOnCpu(Module):

@@ -8,9 +8,10 @@ from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.compile_section import CompileSection
 from sim.scenario.document import Document
 from sim.scenario.offload import OffloadSection
+from sim.scenario.parallel import SPLITS_BACKWARD
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.schema import FsdpSection, ParallelSection
-from sim.scenario.setup import SPLITS_BACKWARD, Compile
+from sim.scenario.setup import Compile
 
 FLASH_FROM = (8, 0)
 """Compute capability from which flash attention runs."""

@@ -11,13 +11,7 @@ from sim.scenario.checkpointing import FORMS
 from sim.scenario.document import Document
 from sim.scenario.families import Fsdp1Section, ZeroSection
 from sim.scenario.precision_section import PrecisionSection
-from sim.scenario.schema import (
-    BatchSection,
-    FsdpSection,
-    OptimizerSection,
-    ParallelSection,
-)
-from sim.scenario.setup import SPLITS_BACKWARD
+from sim.scenario.schema import BatchSection, FsdpSection, OptimizerSection, ParallelSection
 from sim.scenario.versions import NEWEST, OLDEST, minor_of, nearest_known
 from sim.units import format_bytes
 
@@ -57,11 +51,18 @@ def _check_need(document: Document, batch: BatchSection, model: ModelConfig) -> 
             document.problem((path,), message, show=False)
 
 
+def check_loss_chunks(document: Document, parallel: ParallelSection, model: AnyModel) -> None:
+    """A backward per chunk is modelled where nothing else acts on a micro-batch's one backward: on one GPU."""
+    if isinstance(model, ChainConfig) or model.loss_chunks == 1 or model.loss_chunking != "backward":
+        return
+    for name in ("fsdp", "fsdp1", "ddp", "zero", "pipeline"):
+        if getattr(parallel, name) is not None:
+            message = f"a backward per chunk is modelled on one GPU only: under {name} use projection (or logits)"
+            document.problem(("model", "loss_chunking"), message)
+
+
 def check_fsdp(document: Document, fsdp: FsdpSection, model: AnyModel | None, version: str | None) -> None:
     """Resharding to fewer ranks needs a divisor of the degree, and neither 1 nor all (PyTorch's fully_shard)."""
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
-        message = "a backward per chunk is modelled on one GPU only: under fsdp use projection (or logits)"
-        document.problem(("model", "loss_chunking"), message)
     for name in ("reshard_after_forward", "root_reshard_after_forward"):
         ranks = getattr(fsdp, name)
         if type(ranks) is int and (fsdp.degree % ranks or ranks == fsdp.degree):
@@ -93,87 +94,6 @@ def check_version(document: Document, version: str) -> None:
         document.warning(("torch",), f"is not known: the rules of {nearest_known(version)}, the nearest, are used")
 
 
-def check_optimizer(
-    document: Document,
-    optimizer: OptimizerSection,
-    batch: BatchSection | None,
-    precision: PrecisionSection | None,
-    parallel: ParallelSection | None,
-) -> None:
-    """Steps inside backward see one gradient at a time, of one micro-batch."""
-    path = ("optimizer",)
-    fsdp = parallel.fsdp if parallel is not None else None
-    if parallel is not None and fsdp is None and (parallel.tensor is not None or parallel.data is not None):
-        for name in ("name", "in_backward", "master_weights", "offload"):
-            if getattr(optimizer, name) not in ("adamw", False, None):
-                document.problem(
-                    (*path, name), "Megatron's loop (tensor, data) has an Adam with main weights of its own"
-                )
-        if optimizer.variant != "fused":
-            document.warning(
-                (*path, "variant"), "has no effect: Megatron's Adam is one multi-tensor kernel (tensor, data)"
-            )
-        return
-    if fsdp is not None and fsdp.cpu_offload and optimizer.name != "adamw":
-        document.problem((*path, "name"), "on the CPU (parallel.fsdp.cpu_offload) only adamw is modelled")
-    if optimizer.momentum and optimizer.name != "sgd":
-        document.problem((*path, "momentum"), f"is SGD's; {optimizer.name} has its own moments")
-    if optimizer.master_weights and fsdp is not None and fsdp.cpu_offload:
-        document.problem((*path, "master_weights"), "are not modelled on the CPU (parallel.fsdp.cpu_offload)")
-    elif optimizer.master_weights and precision is not None and precision.parameters == "fp32":
-        document.problem((*path, "master_weights"), "are for 16-bit parameters: precision.parameters is fp32")
-    if optimizer.fp32_gradients and not optimizer.master_weights:
-        document.problem((*path, "fp32_gradients"), "are those of fp32 parameters: needs master_weights: true")
-    elif optimizer.fp32_gradients and (fsdp is not None or optimizer.in_backward):
-        other = "in_backward" if fsdp is None else "parallel.fsdp"
-        document.problem((*path, "fp32_gradients"), f"are modelled on one GPU, after backward, not with {other}")
-    _check_host_step(document, optimizer, batch, parallel)
-    if not optimizer.in_backward:
-        return
-    if optimizer.clip_norm is not None:
-        document.problem((*path, "clip_norm"), "with in_backward there is never a whole gradient to clip: null")
-    if batch is not None and batch.accumulation > 1:
-        document.problem((*path, "in_backward"), "each backward steps: batch.accumulation must be 1", show=False)
-    if fsdp is not None and fsdp.cpu_offload:
-        document.problem((*path, "in_backward"), "on the CPU (parallel.fsdp.cpu_offload) steps come after backward")
-
-
-def _check_host_step(
-    document: Document, optimizer: OptimizerSection, batch: BatchSection | None, parallel: ParallelSection | None
-) -> None:
-    """An optimizer on the CPU beside parameters on the GPU: AdamW, on one GPU, with gradients that leave unclipped."""
-    if optimizer.offload is None:
-        return
-    path = ("optimizer", "offload")
-    for name, usual in (("name", "adamw"), ("master_weights", False), ("in_backward", False)):
-        if getattr(optimizer, name) != usual:
-            document.problem(path, f"is modelled for adamw alone, not with optimizer.{name}")
-    if optimizer.clip_norm is not None:
-        document.problem(
-            ("optimizer", "clip_norm"), "gradients leave before their norm is known (optimizer.offload): null"
-        )
-    if optimizer.offload == "gradients" and batch is not None and batch.accumulation > 1:
-        document.problem(
-            path, "a gradient that has left cannot be added to: batch.accumulation must be 1, or use states"
-        )
-    if parallel is not None and parallel != ParallelSection():
-        document.problem(path, _in_its_place(parallel))
-
-
-def _in_its_place(parallel: ParallelSection) -> str:
-    """Why torchao's optimizer, which is written for one GPU, is not played, and what several GPUs have instead."""
-    if parallel.fsdp is not None:
-        return "is torchao's for one GPU: several have parallel.fsdp.cpu_offload"
-    if parallel.zero is not None:
-        return "is torchao's for one GPU: DeepSpeed's is parallel.zero.offload_optimizer"
-    if parallel.ddp is not None:
-        return (
-            "is torchao's for one GPU: under DDP gradients would leave before they are summed;"
-            " use parallel.zero.offload_optimizer"
-        )
-    return "is modelled on one GPU only, not with parallel"
-
-
 def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | None, model: AnyModel | None) -> None:
     """Checkpointing saves what autograd would save, and under no_grad that is nothing."""
     if mode != "train" and isinstance(model, ChainConfig):
@@ -182,102 +102,8 @@ def check_mode(document: Document, mode: str, checkpoint: CheckpointSection | No
         document.warning(("checkpoint",), "has no effect under no_grad: nothing is saved, nothing recomputed")
 
 
-def _expert_ranks(parallel: ParallelSection) -> int:
-    """Ranks that hold one copy of all experts of a layer."""
-    if parallel.expert is None:
-        return 1
-    tensor = parallel.tensor.degree if parallel.tensor is not None else 1
-    return parallel.expert.degree * (parallel.expert.tensor or tensor)
-
-
-def check_megatron_parallel(
-    document: Document, parallel: ParallelSection, model: AnyModel | None, batch: BatchSection | None
-) -> None:
-    """Megatron's tensor and data parallelism want its implementation, and shares without remainder."""
-    tensor = parallel.tensor
-    if parallel.data is not None and parallel.fsdp is not None:
-        document.problem(("parallel", "data"), "fsdp is data parallelism already: leave one out", show=False)
-    if model is None:
-        return
-    code = getattr(model, "implementation", "")
-    if parallel.data is not None and parallel.data.keep_gradients:
-        _check_kept_gradients(document, parallel)
-    if parallel.data is not None and code != "megatron":
-        document.problem(("parallel", "data"), "only implementation megatron is written for it", show=False)
-        return
-    if parallel.data is not None and parallel.data.moments != "fp32" and not parallel.data.distributed_optimizer:
-        document.problem(("parallel", "data", "moments"), "needs distributed_optimizer: true")
-    if parallel.data is not None and (data := parallel.data).optimizer_instances > 1:
-        path = ("parallel", "data", "optimizer_instances")
-        replicas = data.degree * (parallel.context.degree if parallel.context is not None else 1)
-        of_experts = replicas * (tensor.degree if tensor is not None else 1) // _expert_ranks(parallel)
-        if not data.distributed_optimizer:
-            document.problem(path, "needs distributed_optimizer: true")
-        elif replicas % data.optimizer_instances:
-            document.problem(path, f"must divide the replicas ({replicas})")
-        elif parallel.expert is not None and of_experts % data.optimizer_instances:
-            document.problem(path, f"must divide the replicas of experts ({of_experts})")
-    if tensor is not None and code not in ("megatron", "torchtitan"):
-        message = "only implementations megatron and torchtitan are written for it"
-        document.problem(("parallel", "tensor"), message, show=False)
-        return
-    if tensor is None or isinstance(model, ChainConfig):
-        return
-    if code == "torchtitan":
-        _check_titan_tensor(document, parallel, model)
-    if tensor.asynchronous and code != "torchtitan":
-        document.problem(("parallel", "tensor", "asynchronous"), f"is torchtitan's: {code} has its own overlap")
-    if tensor.sequence_parallel and model.family == "bert":
-        path = ("parallel", "tensor", "sequence_parallel")
-        document.problem(path, "is not modelled for BERT, whose heads are whole on every rank", show=False)
-    if not tensor.async_all_reduce and (tensor.sequence_parallel or tensor.degree == 1):
-        why = "sequence parallelism reduces and scatters" if tensor.sequence_parallel else "one rank sums nothing"
-        document.warning(("parallel", "tensor", "async_all_reduce"), f"has no effect: {why}")
-    shared = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden": model.ffn_hidden, "vocab": model.vocab}
-    if model.lora is not None:
-        shared["lora.rank"] = model.lora.rank
-    for name, value in shared.items():
-        if value % tensor.degree:
-            document.problem(("parallel", "tensor", "degree"), f"must divide model.{name} ({value})")
-    if tensor.sequence_parallel and batch is not None and batch.target_len % tensor.degree:
-        path = ("parallel", "tensor", "sequence_parallel")
-        document.problem(path, f"needs a degree that divides batch.target_len ({batch.target_len})", show=False)
-    if tensor.sequence_parallel and batch is not None and batch.seq_len % tensor.degree:
-        path = ("parallel", "tensor", "sequence_parallel")
-        document.problem(path, f"needs a degree that divides batch.seq_len ({batch.seq_len})", show=False)
-
-
-def _check_kept_gradients(document: Document, parallel: ParallelSection) -> None:
-    """They are whole, and added, only after a backward."""
-    path = ("parallel", "data", "keep_gradients")
-    assert parallel.data is not None
-    if parallel.data.overlap:
-        document.problem(path, "gradients that wait for the end of a backward cannot be reduced beside it (overlap)")
-    if parallel.pipeline is not None and parallel.pipeline.schedule in SPLITS_BACKWARD:
-        document.problem(path, f"is not modelled where backwards are split ({parallel.pipeline.schedule})", show=False)
-
-
-def _check_titan_tensor(document: Document, parallel: ParallelSection, model: ModelConfig) -> None:
-    """parallelize_module as torchtitan calls it: under FSDP2, tokens and vocabulary shared too."""
-    path = ("parallel", "tensor")
-    if parallel.fsdp is None:
-        document.problem(path, "with implementation torchtitan needs parallel.fsdp (degree 1 will do)", show=False)
-    elif parallel.fsdp.cpu_offload:
-        document.problem(("parallel", "fsdp", "cpu_offload"), "is not modelled with parallel.tensor")
-    if parallel.tensor is not None and not parallel.tensor.sequence_parallel:
-        message = "torchtitan's plan shares tokens between layers too: sequence_parallel: true"
-        document.problem((*path, "sequence_parallel"), message)
-    for name, usual in (("tied_embeddings", False), ("loss_chunks", 1), ("lora", None), ("experts", None)):
-        if getattr(model, name) != usual:
-            document.problem(("model", name), "is not modelled with torchtitan's parallel.tensor", show=False)
-
-
 def check_under_pipeline(
-    document: Document,
-    checkpoint: CheckpointSection | None,
-    optimizer: OptimizerSection | None,
-    mode: str,
-    model: AnyModel | None,
+    document: Document, checkpoint: CheckpointSection | None, optimizer: OptimizerSection | None, mode: str
 ) -> None:
     """What is modelled for whole models on one rank only."""
     only = "is modelled without a pipeline only"
@@ -289,9 +115,6 @@ def check_under_pipeline(
             document.problem(("optimizer", name), only, show=False)
     if mode != "train":
         document.problem(("mode",), only)
-    if isinstance(model, ModelConfig) and model.loss_chunks > 1 and model.loss_chunking == "backward":
-        message = f"a backward per chunk {only}: use projection (or logits)"
-        document.problem(("model", "loss_chunking"), message)
 
 
 def check_grad_scaler(

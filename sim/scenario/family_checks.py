@@ -6,10 +6,10 @@ from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.context import ContextSection
 from sim.scenario.document import Document
 from sim.scenario.families import ZeroSection
+from sim.scenario.parallel import Zero
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.schema import BatchSection, OptimizerSection, ParallelSection
 from sim.scenario.sections import Sections
-from sim.scenario.setup import Zero
 
 FAMILIES = ("ddp", "fsdp1", "zero")
 """Fields of `parallel`."""
@@ -34,9 +34,6 @@ def check_families(
         document.problem(path, "a chain has no parameters to share", show=False)
     elif model is not None and model.implementation == "megatron":
         document.problem(path, "implementation megatron has its own: parallel.data", show=False)
-    elif model is not None and model.loss_chunks > 1 and model.loss_chunking == "backward":
-        message = f"a backward per chunk is modelled on one GPU only: under {family} use projection (or logits)"
-        document.problem(("model", "loss_chunking"), message)
     elif model is not None and family != "ddp" and (model.frozen or model.lora):
         field = "frozen" if model.frozen else "lora"
         document.problem(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.document import Document
 from sim.scenario.precision_section import PrecisionSection
-from sim.scenario.schema import ParallelSection
 
 PATH = ("model", "liger")
 FUSED_LOSS = "fused_linear_cross_entropy"
@@ -14,7 +13,6 @@ FUSED_LOSS = "fused_linear_cross_entropy"
 def check_liger(
     document: Document,
     model: ModelConfig | ChainConfig,
-    parallel: ParallelSection,
     precision: PrecisionSection,
     compiled: bool,
 ) -> None:

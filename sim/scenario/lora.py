@@ -33,7 +33,8 @@ class LoraSection(Section):
     (autocast_adapter_dtype)."""
     base: Literal["nf4"] | None = None
     """Store the frozen linear layers of the blocks in four bits, as bitsandbytes' Linear4bit (QLoRA); embedding, norms
-    and head stay as they are. With implementation transformers. Default: null, as the parameters."""
+    and head stay as they are. With implementation transformers; under `fsdp` packed bytes are split as 16-bit numbers, scales
+    are not split. Default: null, as the parameters."""
     double_quantization: bool = False
     """With base: nf4, store its scales in eight bits too: 0.516 instead of 0.563 bytes per weight. Default: false."""
 
@@ -49,21 +50,24 @@ def with_lora(
         return model
     dtype = section.dtype or ("fp32" if model.implementation == "transformers" else parameters)
     fits = _fits(document, section, model, dtype if sharded else parameters, parameters)
-    if not (_base_fits(document, section, model, sharded, parameters == compute) and fits):
+    if not (_base_fits(document, section, model, sharded and parameters == "fp32", parameters == compute) and fits):
         return model
-    return replace(model, lora=Lora(**(section.model_dump() | {"dtype": dtype})))
+    splits = sharded and section.base is not None
+    return replace(model, lora=Lora(**(section.model_dump() | {"dtype": dtype, "sharded": splits})))
 
 
-def _base_fits(document: Document, section: LoraSection, model: ModelConfig, sharded: bool, one_dtype: bool) -> bool:
-    """Four bits are bitsandbytes', whose weights FSDP2 does not shard as they are."""
+def _base_fits(document: Document, section: LoraSection, model: ModelConfig, wide: bool, one_dtype: bool) -> bool:
+    """Four bits are bitsandbytes'; FSDP2 (`wide`: of fp32 parameters) splits them as 16-bit numbers."""
     path, before = (*PATH, "base"), len(document.problems)
     if section.base is None:
         if section.double_quantization:
             document.problem((*PATH, "double_quantization"), "is for scales of base: nf4")
     elif model.implementation != "transformers":
         document.problem(path, "four-bit weights are bitsandbytes', which implementation transformers uses")
-    elif sharded:
-        document.problem(path, "four-bit weights are modelled on whole models, not under fsdp")
+    elif wide:
+        document.problem(
+            path, "under fsdp four-bit weights are stored as 16-bit numbers beside others: parameters bf16"
+        )
     elif not one_dtype:
         document.problem(path, "is modelled without autocast: precision.parameters and precision.compute must be equal")
     return len(document.problems) == before

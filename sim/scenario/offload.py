@@ -7,8 +7,9 @@ from typing import Literal
 from sim.model.config import ChainConfig, ModelConfig
 from sim.scenario.document import Document
 from sim.scenario.kinds import Bytes, Count, CountOrZero, OffloadedLayers, Share
+from sim.scenario.parallel import SPLITS_BACKWARD
 from sim.scenario.section import Section
-from sim.scenario.setup import SPLITS_BACKWARD, Offload
+from sim.scenario.setup import Offload
 
 KEPT_BELOW_BYTES, KEPT_OF_STAGES_BELOW_BYTES = 1024, 1 << 20
 """Smaller tensors are not worth a copy: torchtune's min_offload_size, and Megatron-Kwai's for what stages save."""

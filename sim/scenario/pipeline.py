@@ -7,8 +7,8 @@ from sim.model.encoders import ENCODERS
 from sim.scenario.checkpoint_section import CheckpointSection
 from sim.scenario.document import Document
 from sim.scenario.megatron_section import TensorSection
+from sim.scenario.parallel import SPLITS_BACKWARD, Pipeline
 from sim.scenario.schema import BatchSection, FsdpSection, PipelineSection
-from sim.scenario.setup import SPLITS_BACKWARD, Pipeline
 
 AnyModel = ModelConfig | ChainConfig
 

@@ -17,9 +17,8 @@ from sim.scenario.consistency import (
     check_batch,
     check_fsdp,
     check_grad_scaler,
-    check_megatron_parallel,
+    check_loss_chunks,
     check_mode,
-    check_optimizer,
     check_precision,
     check_under_pipeline,
     check_version,
@@ -35,6 +34,9 @@ from sim.scenario.liger import check_liger
 from sim.scenario.lora import check_first_stage, check_trained, with_lora
 from sim.scenario.machine import resolve_cluster, resolve_mesh
 from sim.scenario.offload import OffloadSection, check_offload, resolve_offload
+from sim.scenario.optimizer_checks import check_optimizer
+from sim.scenario.parallel import DataParallel, Ddp, Fsdp, Fsdp1
+from sim.scenario.parallel_checks import check_tensor_and_data
 from sim.scenario.pipeline import check_blocking, resolve_pipeline
 from sim.scenario.precision_section import PrecisionSection
 from sim.scenario.problems import Problem, ScenarioError
@@ -49,20 +51,7 @@ from sim.scenario.schema import (
     PipelineSection,
 )
 from sim.scenario.sections import EXPECTED, Sections, strategies_of, valid_sections
-from sim.scenario.setup import (
-    Batch,
-    Checkpoint,
-    DataParallel,
-    Ddp,
-    Fsdp,
-    Fsdp1,
-    Host,
-    Optimizer,
-    Precision,
-    Region,
-    Scenario,
-    Setup,
-)
+from sim.scenario.setup import Batch, Checkpoint, Host, Optimizer, Precision, Region, Scenario, Setup
 from sim.scenario.tiling import check_tiles
 
 
@@ -122,11 +111,12 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if fsdp:
         check_fsdp(document, fsdp, model, sections.get("torch"))
     if sections.whole("parallel"):
-        check_megatron_parallel(document, parallel, model, batch)
+        check_tensor_and_data(document, parallel, model, batch)
         seq_len = batch.seq_len if batch else None
         check_context(document, parallel, model, seq_len, precision.compute if precision else "bf16")
         if model:
             check_experts(document, parallel, model)
+            check_loss_chunks(document, parallel, model)
         check_families(document, parallel, model, sections)
     if batch and model:
         check_batch(document, batch, model)
@@ -152,7 +142,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
         if (host := sections.get("host")) is not None and host.launch_blocking:
             check_blocking(document, pipeline)
         mode = sections.get("mode") or "train"
-        check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode, model)
+        check_under_pipeline(document, checkpoint, sections.get("optimizer"), mode)
     offload: OffloadSection | None = sections.get("offload")
     if offload and model and sections.whole("checkpoint"):
         check_offload(document, offload, checkpoint is not None, model, pipeline.schedule if pipeline else None)
@@ -160,7 +150,7 @@ def _setup(name: str, document: Document, sections: Sections) -> Setup | None:
     if compiled is not None and model and sections.whole("checkpoint", "parallel"):
         check_compile(document, compiled, model, cluster, precision, checkpoint, parallel, offload)
     if precision and model and sections.whole("compile", "parallel", "precision"):
-        check_liger(document, model, parallel, precision, compiled is not None)
+        check_liger(document, model, precision, compiled is not None)
     if precision and sections.whole("compile", "parallel", "precision"):
         check_float8(document, precision, compiled is not None, cluster, parallel.fsdp)
         if precision.float8 is not None and compiled is None and model and batch and sections.whole("checkpoint"):

@@ -13,20 +13,8 @@ from sim.model.config import Family, Implementation, Lora, ModelConfig
 from sim.model.encoders import ENCODERS, OWN_FIELDS
 from sim.model.experts import Experts
 from sim.model.shard.context import ContextKind, ContextParallel
-from sim.scenario.setup import (
-    Batch,
-    Checkpoint,
-    Ddp,
-    Fsdp,
-    Fsdp1,
-    Host,
-    Offload,
-    Optimizer,
-    Precision,
-    Region,
-    Setup,
-    Zero,
-)
+from sim.scenario.parallel import Ddp, Fsdp, Fsdp1, Zero
+from sim.scenario.setup import Batch, Checkpoint, Host, Offload, Optimizer, Precision, Region, Setup
 
 FAMILIES: dict[str, Family] = {"gpt2": "gpt", "megatron": "gpt", "bert": "bert", "vit": "vit", "t5": "t5"}
 """By transformers' model type; all others are Llama-like."""
@@ -134,7 +122,8 @@ def _context(meta: dict[str, Any]) -> ContextParallel:
 def _lora(meta: dict[str, Any]) -> Lora | None:
     """Recordings with adapters name them as `Lora` does."""
     named = meta.get("lora")
-    return None if named is None else Lora(**_tuples(named))
+    sharded = bool(meta.get("world")) and named is not None and "base" in named
+    return None if named is None else Lora(**_tuples(named), sharded=sharded)
 
 
 def _block_gpt(meta: dict[str, Any]) -> ModelConfig:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
-from sim.checks.facts import COLUMNS
+import pytest
+
+from sim.checks.expressible import NotExpressible
+from sim.checks.facts import COLUMNS, facts_of
+from sim.checks.rows import plan_of
 
 TITAN = {
     "source": "torchtitan benchmarks", "model_name": "A small Llama", "layers": "2", "hidden": "256", "ffn_hidden": "512",
@@ -25,6 +30,23 @@ MPT = TITAN | {
 def row(base: dict[str, str] = TITAN, **changes: str) -> dict[str, str]:
     """A row with every column; those that `base` and `changes` leave out are blank."""
     return dict.fromkeys(COLUMNS, "") | base | changes
+
+
+def document(base: dict[str, str] = TITAN, **changes: str) -> dict[str, Any]:
+    """The scenario of a row."""
+    return plan_of(facts_of(row(base, **changes))).document
+
+
+def assumed(base: dict[str, str] = TITAN, **changes: str) -> str:
+    """What its scenario assumes."""
+    return "; ".join(plan_of(facts_of(row(base, **changes))).assumptions)
+
+
+def reason(base: dict[str, str] = TITAN, **changes: str) -> str:
+    """Why it has none."""
+    with pytest.raises(NotExpressible) as caught:
+        plan_of(facts_of(row(base, **changes)))
+    return str(caught.value)
 
 
 def write_table(path: Path, rows: list[dict[str, str]]) -> Path:

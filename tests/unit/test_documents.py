@@ -15,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from sim.api import load, simulate_setup
+from sim.checks.summary import explanations
 from sim.checks.trace_diff import PARTS
 from sim.program.program import OWNER_LABELS
 from sim.report.console import TIME_COLUMNS, main_columns, memory_columns
@@ -176,6 +177,15 @@ def test_every_owner_and_label_has_an_entry() -> None:
     labels = METRICS.split("## Labels")[1]
     known = ("exact", "close", "calibrated", "published", "datasheet", "assumed", "given")
     assert all(re.search(rf"^\|.*\b{label}\b.*\|", labels, re.M) for label in known)
+
+
+# -- validation.md -----------------------------------------------------------------------------------------------------
+def test_the_table_of_misses_says_what_the_summary_says() -> None:
+    """sim/checks/explanations.yaml, word by word: change both."""
+    lines = re.findall(r"^\| (\d\d_\w+) (?:\|[^|]*){4}\| ([^|]*) \|", (DOCS / "validation.md").read_text("utf-8"), re.M)
+    known = explanations()
+    assert len(lines) > 15
+    assert [name for name, why in lines if why.strip() != known.get(name, "")] == []
 
 
 # -- not-modelled.md ---------------------------------------------------------------------------------------------------

@@ -176,11 +176,11 @@ def test_experts_number_the_ranks_anew() -> None:
     """Megatron's order: expert-tensor fastest, then expert, replicas of experts, pipeline."""
     mesh = setup_of(BESIDE_TENSOR).mesh
     assert [mesh.degree(name) for name in ("dp", "tp", "edp", "ep", "etp")] == [8, 2, 2, 8, 1]
-    assert mesh.span("ep") == Span(8, 1, 8, True)
-    assert mesh.span("edp") == Span(2, 2, 1, True)
+    assert mesh.span("ep") == Span(8, 1, 8)
+    assert mesh.span("edp") == Span(2, 2, 1)
     shared = setup_of(BESIDE_TENSOR.replace(", tensor: 1", "")).mesh
     assert [shared.degree(name) for name in ("edp", "ep", "etp")] == [1, 8, 2]
-    assert shared.span("ep") == Span(8, 2, 4, True)
+    assert shared.span("ep") == Span(8, 2, 4)
 
 
 def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:

@@ -291,6 +291,27 @@ def test_what_does_not_fit_is_told(old: str, new: str, says: str) -> None:
     assert any(says in problem for problem in spoiled(old, new)), spoiled(old, new)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("megatron", "torchtitan", "precision.fp4: nvfp4: is Transformer Engine's"),
+        ("parallel: " + ALONE, "parallel: {fsdp: {degree: 8}}", "precision.fp4: nvfp4: under fsdp"),
+        (
+            "parallel:",
+            "checkpoint: {discard: norm}\nparallel:",
+            "is not modelled with precision.fp4",
+        ),
+        (
+            "layers: 6",
+            "layers: 6, hidden: 520, ffn_hidden: 1000, heads: 5, kv_heads: 5",
+            "precision.fp4: products need",
+        ),
+    ],
+)
+def test_what_does_not_fit_4_bit_is_told_of_4_bit(old: str, new: str, says: str) -> None:
+    assert any(says in problem for problem in spoiled(old, new, "b200", "nvfp4")), spoiled(old, new, "b200", "nvfp4")
+
+
 def test_blocks_of_128_are_for_hopper() -> None:
     assert any("is for Hopper" in problem for problem in spoiled("gpu: h100", "gpu: b200", recipe="blockwise"))
 

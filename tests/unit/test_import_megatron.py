@@ -195,7 +195,6 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
     "arguments, name",
     [
         ("--tp-comm-overlap", "--tp-comm-overlap"),
-        ("--fp8-format e4m3 --fp8-recipe blockwise", "--fp8-recipe blockwise"),
         ("--fp32-residual-connection", "--fp32-residual-connection"),
         ("--optimizer muon", "--optimizer muon"),
         ("--attention-dropout 0.2", "--attention-dropout 0.2"),
@@ -234,6 +233,7 @@ def test_squared_relu_beside_rotary_positions_is_nemotrons_layer(tmp_path: Path)
         ("--fp8-format hybrid", Fp8(recipe="delayed")),
         ("--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16", Fp8(recipe="tensorwise", first=1, last=1)),
         ("--fp8-format hybrid --use-distributed-optimizer --fp8-param-gather", Fp8(recipe="delayed", stored=True)),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", Fp8(recipe="blockwise")),
         ("--fp8-recipe tensorwise", None),
     ],
 )  # fmt: skip

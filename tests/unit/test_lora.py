@@ -11,7 +11,7 @@ from sim.api import simulate_setup
 from sim.model.adapters import is_trained
 from sim.model.build import build_model
 from sim.model.config import Fp8, ModelConfig
-from sim.model.flops import model_flops_per_token, parameter_count, trained_parameter_count
+from sim.model.flops import model_flops_per_token, parameter_count
 from sim.model.shard.tensor import TensorParallel
 from sim.program.program import Mem, Owner, Program, Row
 from sim.runtime.record import record
@@ -38,12 +38,17 @@ def config_of(trained: str, implementation: str = "torchtitan") -> ModelConfig:
     return model
 
 
+def trained(config: ModelConfig) -> int:
+    """Parameters that get a gradient."""
+    return sum(p.elements for name, p in build_model(config).named_parameters() if is_trained(config, name))
+
+
 def test_adapters_of_llama_2_7b_are_as_many_as_litgpt_prints() -> None:
     """LitGPT's tables (tutorials/resource-tables.md): rank 8 on q and v of Llama 2 7B, 4,194,304 trainable."""
     text = "model: {preset: llama-2-7b, lora: {rank: 8}}\ncluster: {gpu: a100}\nbatch: {micro_batch: 1, seq_len: 64}\n"
     model = load_text(text, "litgpt").strategies[0].model
     assert isinstance(model, ModelConfig)
-    assert trained_parameter_count(model) == 4_194_304
+    assert trained(model) == 4_194_304
 
 
 @pytest.mark.parametrize("implementation", ["torchtitan", "transformers"])
@@ -129,7 +134,7 @@ def test_a_frozen_weight_spares_a_third_of_its_flops() -> None:
     full, lora = config_of(""), config_of("lora: {rank: 8}")
     attention = 12 * full.layers * full.heads * full.head_dim * 512
     weights = parameter_count(full) - full.vocab * full.hidden
-    adapters = trained_parameter_count(lora)
+    adapters = trained(lora)
     assert model_flops_per_token(full, 512) == 6 * weights + attention
     assert model_flops_per_token(lora, 512) == 4 * weights + 6 * adapters + attention
 
@@ -202,6 +207,13 @@ def test_adapters_of_another_dtype_under_fsdp_are_refused() -> None:
             (TEXT + more).replace("IMPLEMENTATION", "transformers").replace("TRAINED", "lora: {rank: 8}")
             .replace("gpus_per_node: 1", "gpus_per_node: 8"), "lora",
         )  # fmt: skip
+
+
+def test_four_bit_weights_among_fp32_parameters_are_refused_under_fsdp() -> None:
+    text = TEXT.replace("parameters: bf16", "parameters: fp32").replace("gpus_per_node: 1", "gpus_per_node: 8")
+    text = text.replace("IMPLEMENTATION", "transformers").replace("TRAINED", "lora: {rank: 8, base: nf4, dtype: fp32}")
+    with pytest.raises(ScenarioError, match="four-bit weights are stored as 16-bit numbers"):
+        load_text(text + "parallel: {fsdp: {degree: 8}}\n", "lora")
 
 
 def test_models_without_adapters_say_so() -> None:

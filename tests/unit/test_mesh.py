@@ -16,26 +16,26 @@ def test_the_last_dimension_is_the_fastest():
 
 def test_shards_inside_a_node_and_replicas_across_nodes():
     mesh = Mesh((("replicate", 4), ("fsdp", 8)), gpus_per_node=8, gpus=32)
-    assert mesh.span("fsdp") == Span(size=8, nodes=1, ranks_per_node=8, even=True)
-    assert mesh.span("replicate") == Span(size=4, nodes=4, ranks_per_node=1, even=True)
-    assert mesh.span("replicate", "fsdp") == Span(size=32, nodes=4, ranks_per_node=8, even=True)
+    assert mesh.span("fsdp") == Span(size=8, nodes=1, ranks_per_node=8)
+    assert mesh.span("replicate") == Span(size=4, nodes=4, ranks_per_node=1)
+    assert mesh.span("replicate", "fsdp") == Span(size=32, nodes=4, ranks_per_node=8)
 
 
 def test_a_shard_group_over_sixteen_nodes():
     mesh = Mesh((("fsdp", 128),), gpus_per_node=8, gpus=128)
-    assert mesh.span("fsdp") == Span(size=128, nodes=16, ranks_per_node=8, even=True)
+    assert mesh.span("fsdp") == Span(size=128, nodes=16, ranks_per_node=8)
 
 
 def test_a_group_that_straddles_two_nodes_is_not_even():
     mesh = Mesh((("replicate", 4), ("fsdp", 6)), gpus_per_node=8, gpus=24)
-    assert mesh.span("fsdp", rank=6) == Span(size=6, nodes=2, ranks_per_node=4, even=False)
+    assert mesh.span("fsdp", rank=6) == Span(size=6, nodes=2, ranks_per_node=4)
 
 
 def test_an_absent_dimension_has_degree_one_and_groups_of_one():
     mesh = Mesh((("fsdp", 2),), gpus_per_node=8, gpus=2)
     assert mesh.degree("tp") == 1
     assert mesh.group(1, "tp") == (1,)
-    assert mesh.span("tp") == Span(size=1, nodes=1, ranks_per_node=1, even=True)
+    assert mesh.span("tp") == Span(size=1, nodes=1, ranks_per_node=1)
 
 
 def test_one_gpu_is_a_mesh_without_dimensions():

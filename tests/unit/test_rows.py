@@ -6,27 +6,10 @@ from typing import Any
 
 import pytest
 
-from sim.checks import features, measured
-from sim.checks.facts import facts_of, whole
-from sim.checks.features import NotExpressible
-from sim.checks.rows import plan_of
+from sim.checks import features
+from sim.checks.facts import whole
 from sim.checks.scoring import score_row
-from sim.checks.software import software_of
-from tests.unit.published_rows import MPT, TITAN, row
-
-
-def document(base: dict[str, str] = TITAN, **changes: str) -> dict[str, Any]:
-    return plan_of(facts_of(row(base, **changes))).document
-
-
-def assumed(base: dict[str, str] = TITAN, **changes: str) -> str:
-    return "; ".join(plan_of(facts_of(row(base, **changes))).assumptions)
-
-
-def reason(base: dict[str, str] = TITAN, **changes: str) -> str:
-    with pytest.raises(NotExpressible) as caught:
-        plan_of(facts_of(row(base, **changes)))
-    return str(caught.value)
+from tests.unit.published_rows import MPT, assumed, document, reason, row
 
 
 def test_shapes_are_those_of_the_row() -> None:
@@ -201,22 +184,6 @@ def test_a_row_becomes_expressible_with_the_schema(monkeypatch: pytest.MonkeyPat
     assert section["fsdp"] == {"degree": 2}
 
 
-@pytest.mark.parametrize(
-    ("source", "micro_batch", "accumulation"),
-    [("torchtitan benchmarks (Dec 2024)", 4, 8), ("torchtitan async TP (Jun 2025)", 1, 32), ("Megatron-LM", 1, 32)],
-)
-def test_torchtitan_of_2024_makes_as_many_micro_batches_as_pipeline_ranks(
-    source: str, micro_batch: int, accumulation: int
-) -> None:
-    stages = document(source=source, pp="8", dp="1", micro_batch="", global_batch="32", fsdp_or_zero="fsdp2")
-    assert stages["batch"] == {"micro_batch": micro_batch, "seq_len": 256, "accumulation": accumulation}
-
-
-def test_a_row_that_says_interleaved_is() -> None:
-    said = document(pp="2", dp="4", vpp="interleaved (number of stages/rank not given)", micro_batch="2")["parallel"]
-    assert said["pipeline"] == {"degree": 2, "schedule": "interleaved"}
-
-
 def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "expressible", lambda path: True)
     megatron = {"source": "Megatron-LM"}
@@ -228,26 +195,6 @@ def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeyp
     assert document(recompute="selective_attention")["checkpoint"] == {"every": 1, "inside": ["core_attention"]}
     kwai = document(recompute="selective_op (MLP activation func + norm)")
     assert kwai["checkpoint"] == {"every": 1, "discard": ["norm", "activation"]}
-
-
-@pytest.mark.parametrize(
-    ("changes", "schedule", "virtual"),
-    [
-        ({}, "1f1b", None),
-        ({"vpp": "2"}, "interleaved", 2),
-        ({"notes": "schedule=1F1B; microbatches=24"}, "1f1b", None),
-        ({"notes": "schedule=1F1B-I; zb", "vpp": "max (each layer)", "layers": "7"}, "interleaved", 4),
-        ({"notes": "schedule=ZB-1p; x"}, "zb-h1", None),
-        ({"notes": "schedule=ZB-2p; x"}, "zb-h2", None),
-        ({"notes": "schedule=ZB-V"}, "zb-v", None),
-    ],
-)
-def test_schedules_by_the_notes(
-    changes: dict[str, str], schedule: str, virtual: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(features, "expressible", lambda path: True)
-    section = document(pp="2", dp="4", **changes)["parallel"]["pipeline"]
-    assert (section["schedule"], section.get("virtual")) == (schedule, virtual)
 
 
 def test_megatron_without_its_main_parameters_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,83 +238,3 @@ def test_the_schema_is_asked_by_path() -> None:
 
 def test_whole_numbers_only() -> None:
     assert [whole(text) for text in ("8", " 8.0", "0", "", "8x", "-1", "1e3")] == [8, 8, None, None, None, None, None]
-
-
-def test_times_by_the_definition_of_the_source() -> None:
-    assert measured.step_s(facts_of(row(step_time_s="2.5")), 4096) == 2.5
-    assert measured.step_s(facts_of(row()), 8 * 1000) == 0.01
-    ptdp = facts_of(row(source="Narayanan et al. 2021 PTD-P", tokens_per_s_per_gpu="", tflops_per_gpu="100"))
-    flops = 96 * 4096 * 2 * 256**2 * (1 + 256 / (6 * 256) + 1024 / (16 * 2 * 256))
-    assert measured.step_s(ptdp, 4096) == pytest.approx(flops / (8 * 100e12))
-    assert measured.step_s(facts_of(row(tokens_per_s_per_gpu="")), 4096) is None
-    assert measured.step_s(facts_of(row(step_time_s="2.5", notes="tiny, use memory only")), 4096) is None
-
-
-def test_memory_of_the_ranks_that_the_notes_name() -> None:
-    assert measured.ranks(facts_of(row()), 4) == range(4)
-    assert measured.ranks(facts_of(row(notes="peak on the LAST rank (last stage)")), 4) == range(3, 4)
-    assert measured.ranks(facts_of(row(notes="rank0 peak; rank7 less")), 8) == range(1)
-
-
-@pytest.mark.parametrize(
-    ("source", "notes", "counter"),
-    [
-        ("torchtitan benchmarks", "", "reserved"),
-        ("torchtitan PR#165", "peak_mem = ACTIVE 24.81% of 95 GiB; reserved 33 %", "active"),
-        ("Megatron-LM goldens", "torch allocated_bytes.all.peak on the last rank", "allocated"),
-        ("BigScience", "nvidia-smi style", "device"),
-        ("somebody", "", "allocated"),
-    ],
-)
-def test_memory_by_the_definition_of_the_source(source: str, notes: str, counter: str) -> None:
-    facts = facts_of(row(source=source, notes=notes))
-    assert measured.counter(facts, software_of(facts)) == counter
-
-
-@pytest.mark.parametrize(
-    ("changes", "section"),
-    [
-        ({"model_name": "Llama3 8B LoRA r16 all *_proj"}, {"rank": 16, "targets": ["all"], "dtype": "bf16"}),
-        ({"source": "NeMo summary", "notes": "task=LoRA"}, {"rank": 16, "targets": ["qkv"], "dtype": "bf16"}),
-        ({"notes": "finetune_lora; trainable 4,194,304"}, {"rank": 8, "targets": ["q", "v"], "dtype": "bf16"}),
-        (
-            {"source": "torchtune README", "notes": "finetune method=LoRA"},
-            {"rank": 8, "targets": ["q", "v", "o", "mlp"], "dtype": "bf16"},
-        ),
-        (
-            {"notes": "finetune_lora", "precision": "bf16-true + bnb.nf4"},
-            {"rank": 8, "targets": ["q", "v"], "dtype": "bf16", "base": "nf4", "double_quantization": False},
-        ),
-    ],
-)
-def test_adapters_of_a_row(changes: dict[str, str], section: dict[str, Any]) -> None:
-    model = document(**changes)["model"]
-    assert model["lora"] == section
-    assert (model["implementation"] == "transformers") == ("base" in section)
-
-
-def test_compiled_adapters_on_four_bits_are_played_in_eager_mode() -> None:
-    assert "compile" in document(model_name="Llama 8B LoRA", compile="yes")
-    assert "compile" not in document(model_name="Llama 8B QLoRA", compile="yes")
-
-
-def test_optimizers_of_a_row() -> None:
-    assert "name" not in document(notes="AdamW")["optimizer"]
-    assert document(notes="bnb 8-bit")["optimizer"]["name"] == "adamw-8bit"
-    lomo = document(notes="LOMO (fused update)")
-    assert lomo["optimizer"] | {"variant": "", "zero_grad": ""} == {
-        "name": "sgd", "in_backward": True, "clip_norm": None, "variant": "", "zero_grad": "",
-    }  # fmt: skip
-    assert lomo["precision"]["parameters"] == "bf16"
-
-
-def test_where_samples_vary_the_longest_makes_the_memory_and_no_time_is_compared() -> None:
-    notes = "variable-length samples, memory peak is set by the longest sample (1304 tokens) and time by the mean"
-    facts = facts_of(row(seq_len="", notes=notes))
-    assert facts.seq_len == 1304 and facts.tokens_per_s_per_gpu is None
-
-
-def test_torchtune_recomputes_and_chunks_its_loss_by_recipe() -> None:
-    model = document(source="torchtune README", recompute="", num_gpus="1", dp="1", fsdp_or_zero="none")
-    assert model["checkpoint"] == {"every": 1}
-    assert model["model"]["loss_chunks"] == 8

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from sim.checks import measured
+from sim.checks.expressible import NotExpressible
 from sim.checks.facts import facts_of
-from sim.checks.features import NotExpressible
 from sim.checks.rows import plan_of
 from sim.model.catalogue import build_model, preset_shapes
 from sim.model.flops import model_flops_per_token
-from tests.unit.published_rows import TITAN, row
+from tests.unit.published_rows import TITAN, document, row
 
 NEMO = {"source": "NeMo 24.07 performance summary", "precision": "fp8", "gpu": "H100-80GB SXM (DGX)", "num_gpus": "8"}
 NEMO |= {"fsdp_or_zero": "zero1 (distributed optimizer)", "dp": "8", "micro_batch": "1", "global_batch": "64"}
 BRIDGE = NEMO | {"source": "Megatron-Bridge performance summary", "gpu": "DGX-GB200"}
-
-
-def document(**changes: str) -> dict[str, Any]:
-    return plan_of(facts_of(row(TITAN, **changes))).document
 
 
 @pytest.mark.parametrize(

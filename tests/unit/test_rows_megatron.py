@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from sim.checks.facts import facts_of
 from sim.checks.rows import plan_of
-from tests.unit.published_rows import row
-
-
-def document(**changes: str) -> dict[str, Any]:
-    return plan_of(facts_of(row(**changes))).document
+from tests.unit.published_rows import document
 
 
 def test_a_row_of_vtrain_is_read_by_its_own_columns() -> None:

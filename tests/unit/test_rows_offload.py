@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from sim.checks.facts import facts_of
-from sim.checks.features import NotExpressible
-from sim.checks.rows import plan_of
-from tests.unit.published_rows import row
-
-
-def document(**changes: str) -> dict[str, Any]:
-    return dict(plan_of(facts_of(row(**changes))).document)
+from sim.checks.expressible import NotExpressible
+from tests.unit.published_rows import document
 
 
 def test_zero_3_with_optimizer_parameters_and_checkpoints_on_the_host() -> None:

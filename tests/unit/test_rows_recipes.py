@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from sim.checks.facts import facts_of
-from sim.checks.rows import plan_of
-from tests.unit.published_rows import TITAN, row
+from tests.unit.published_rows import document
 
 OSS = {
     "source": "Megatron-Bridge performance summary", "model_name": "GPT OSS 120B", "layers": "", "hidden": "", "heads": "",
@@ -16,10 +12,6 @@ OSS = {
     "global_batch": "1280", "fsdp_or_zero": "zero1 (distributed optimizer)", "recompute": "", "vpp": "n/a",
     "notes": "EP=64",
 }  # fmt: skip
-
-
-def document(**changes: str) -> dict[str, Any]:
-    return plan_of(facts_of(row(TITAN, **changes))).document
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from sim.api import cost_model
 from sim.model.config import ChainConfig
 from sim.model.huggingface import MODEL_TYPES
 from sim.scenario import ScenarioError, load_scenario, load_text
-from sim.scenario.setup import Batch, Checkpoint, Fsdp, Host, Optimizer, Precision
+from sim.scenario.parallel import Fsdp
+from sim.scenario.setup import Batch, Checkpoint, Host, Optimizer, Precision
 from tests.unit.scenario_texts import VALID, changed, only, problems
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from sim.scenario import ScenarioError, load_text
+from sim.scenario.parallel import Pipeline
 from sim.scenario.pipeline import balanced
-from sim.scenario.setup import Pipeline, Setup
+from sim.scenario.setup import Setup
 
 
 def text(pipeline: str, *, layers: int = 8, micro_batches: int = 8, gpus: int = 4, more: str = "") -> str:

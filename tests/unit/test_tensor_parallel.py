@@ -17,7 +17,8 @@ from sim.report.parameter_bytes import bytes_per_parameter
 from sim.runtime.groups import placement
 from sim.runtime.record import record
 from sim.scenario import ScenarioError, load_text
-from sim.scenario.setup import DataParallel, Setup
+from sim.scenario.parallel import DataParallel
+from sim.scenario.setup import Setup
 
 TEXT = """
 model: {preset: gpt-tiny, implementation: megatron}

@@ -14,6 +14,7 @@ from sim.scenario import load_text
 from sim.scenario.setup import Setup
 from tests.exact.test_stamps import assert_equal
 from tests.unit.scenario_texts import problems
+from tests.unit.test_context_parallel import all_sent
 
 TEXT = """
 model: {preset: llama-tiny, implementation: IMPLEMENTATION, heads: HEADS, kv_heads: KV, head_dim: 64, gqa: GQA}
@@ -38,16 +39,6 @@ def setup_of(
 
 def zero(n: int, stage: int = 3, more: str = "") -> str:
     return f"{{zero: {{degree: {8 // n}, stage: {stage}{more}}}, context: {{degree: {n}}}}}"
-
-
-def sent(program: Program, phase: Phase, layer: int = 1) -> list[tuple[str, int, int]]:
-    """(kind, bytes, stream) of what a layer exchanges over the context-parallel group, in order."""
-    found = []
-    for row in np.flatnonzero(program.row_kind == Row.COLLECTIVE).tolist():
-        place, collective = program.where(int(program.row_where[row])), program.collectives[program.row_argument[row]]
-        if place[0] == phase and place[1].startswith(f"layers.{layer}.") and collective.group == "cp":
-            found.append((collective.kind, collective.bytes, int(program.row_stream[row])))
-    return found
 
 
 def held_after_forward(program: Program) -> int:
@@ -75,8 +66,8 @@ def test_queries_keys_values_and_result_are_exchanged_once_each_way(n: int, kv: 
     program = record(setup_of(zero(n), kv=kv), 1)
     of_a_head = 2 * 2 * (S // n) * D
     q, k = 8 * of_a_head, max(kv, n) * of_a_head
-    assert sent(program, Phase.FORWARD) == [("all_to_all", size, COMPUTE) for size in (q, k, k, q)]
-    assert sent(program, Phase.BACKWARD) == [("all_to_all", size, COMPUTE) for size in (q, k, k, q)]
+    assert all_sent(program, Phase.FORWARD) == [("all_to_all", size, COMPUTE) for size in (q, k, k, q)]
+    assert all_sent(program, Phase.BACKWARD) == [("all_to_all", size, COMPUTE) for size in (q, k, k, q)]
 
 
 @pytest.mark.parametrize("micro", [1, 2])
@@ -109,8 +100,8 @@ def test_transformer_engine_sends_on_a_stream_of_its_own_and_compute_waits(n: in
     program = record(setup, 1)
     of_a_head = 2 * 2 * (S // n) * D
     forward = [("all_to_all", heads * of_a_head, CONTEXT) for heads in (8, 4, 4, 8)]
-    assert sent(program, Phase.FORWARD) == forward
-    assert sent(program, Phase.BACKWARD) == [forward[-1], *forward[:-1]]
+    assert all_sent(program, Phase.FORWARD) == forward
+    assert all_sent(program, Phase.BACKWARD) == [forward[-1], *forward[:-1]]
     outcome = simulate_setup(setup)
     assert outcome.lanes is not None
     played, lanes = outcome.program, outcome.lanes
@@ -155,7 +146,7 @@ def test_stamped_equals_live(more: str) -> None:
 
 def test_a_recomputed_layer_exchanges_its_tokens_again() -> None:
     program = record(setup_of(zero(4), more="checkpoint: {every: 1}\n"), 1)
-    assert sent(program, Phase.RECOMPUTE) == sent(program, Phase.FORWARD)
+    assert all_sent(program, Phase.RECOMPUTE) == all_sent(program, Phase.FORWARD)
 
 
 @pytest.mark.parametrize(

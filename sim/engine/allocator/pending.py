@@ -33,6 +33,10 @@ class PendingFrees:
     def __bool__(self) -> bool:
         return bool(self.queues or self.deferred)
 
+    def waiting(self) -> dict[int, list[int]]:
+        """Per stream, where the blocks lie that wait for it, in order."""
+        return {stream: [block.position for _, block in queue] for stream, queue in self.queues.items()}
+
     def add(self, block: Block) -> None:
         """A block used by other streams is being freed: record an event on each of them, now or as soon as allowed."""
         block.state = "pending"

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from sim.engine.allocator.allocator import CachingAllocator
 
 
+FREE = int(Mem.FREE)  # a plain integer, where it is compared for single events
+
+
 @dataclass(frozen=True, slots=True)
 class DriverCall:
     """A call that left the cache, at position `event` of the columns played.
@@ -153,6 +156,11 @@ class Player:
             block = Block(segment.address_of(position), size, requested, segment.stream, segment, position)
             self.blocks[handle] = self.allocator.handed_out[position] = block
         return block
+
+    def used_elsewhere(self) -> list[tuple[int, ...]]:
+        """Position of every live block that record_stream was called on, and the streams."""
+        blocks = (block for handle, block in self.blocks.items() if self.alive[handle] and block.other_streams)
+        return sorted((block.position, *sorted(block.other_streams)) for block in blocks)
 
     def settle(self) -> None:
         """Make the allocator's table of live blocks true again after the tight loop."""
@@ -322,12 +330,12 @@ class Call:
         outer, allocator.trace = allocator.trace, self.on_trace
         self.outer = outer
         try:
-            if self.kind[at] == Mem.ALLOC:
+            if self.is_alloc[at]:
                 block = allocator.malloc(int(player.requested[handle]), int(self.stream[at]))
                 self.enter(handle, block)
             elif self.void[at]:
                 pass
-            elif self.kind[at] == Mem.FREE:
+            elif self.kind[at] == FREE:
                 allocator.free(player.block(handle))
                 player.alive[handle] = False
                 del player.blocks[handle]

@@ -83,7 +83,7 @@ class ParallelLinear(Op):
         elif ranks > 1 and overlaps:
             reduced = start(tape, "all_reduce", dx, ranks)
         if now and node.needs(1):
-            result[1] = _weight_gradient(tape, x, gradient, weight)
+            result[1] = _weight_gradient(tape, gradient, weight)
         elif tape.weight_store is not None and node.edges[1] is not None:
             later = partial(_gathered_weight_gradient, tape, x, gradient, weight, ranks if gathers_tokens else 1)
             tape.weight_store.append(PutOff(node.base, node.op.number, later, node.edges[1][0]))
@@ -97,7 +97,7 @@ class ParallelLinear(Op):
         return result
 
 
-def _weight_gradient(tape: Tape, x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor | None:
+def _weight_gradient(tape: Tape, gradient: Tensor, weight: Tensor) -> Tensor | None:
     """dW; None where the product adds to the main gradient itself."""
     (n, k), rows = weight.shape, prod(gradient.shape[:-1])
     if tape.main_gradients is not None and tape.main_gradients.takes(weight):
@@ -112,7 +112,7 @@ def _gathered_weight_gradient(tape: Tape, x: Tensor, gradient: Tensor, weight: T
     if ranks > 1:
         shape = whole_tokens(x.shape, ranks)
         finish(tape, start(tape, "all_gather", _gathered(tape, shape, gradient.dtype), ranks))
-    return _weight_gradient(tape, x, gradient, weight)
+    return _weight_gradient(tape, gradient, weight)
 
 
 class BiasGelu(Op):

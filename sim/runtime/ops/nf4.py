@@ -40,6 +40,8 @@ class Quantizer:
         absolute, largest = tape.empty((CODE,), "fp32"), tape.empty((), "fp32")
         del absolute, largest
         weight.scales = (code, *self._quantized_scales(scales)) if weight.double_quantization else (code, scales)
+        if weight.elsewhere:
+            weight.tensor = None
         del scales, whole
 
     def _quantized_scales(self, scales: Tensor) -> tuple[Tensor, ...]:

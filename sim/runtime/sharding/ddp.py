@@ -21,7 +21,7 @@ from sim.runtime.recorder import Operators
 from sim.runtime.sharding.family import Family
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
-from sim.scenario.setup import Ddp
+from sim.scenario.parallel import Ddp
 
 DEFAULT_CAP_BYTES, FIRST_CAP_BYTES = 25 << 20, 1 << 20
 _REDUCE, _REBUILD, _BROADCAST = (

@@ -12,7 +12,8 @@ from sim.runtime.sharding.family import Family
 from sim.runtime.sharding.fsdp1 import Policy, Shared, Unit
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
-from sim.scenario.setup import Fsdp1, Precision
+from sim.scenario.parallel import Fsdp1
+from sim.scenario.setup import Precision
 from sim.scenario.versions import minor_of
 
 CURRENT_STREAM_FROM = (2, 8)

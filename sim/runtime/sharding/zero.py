@@ -21,7 +21,8 @@ from sim.runtime.sharding.zero_host import HostStep, LeavingGradients
 from sim.runtime.sharding.zero_step import PartitionStep
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
-from sim.scenario.setup import Optimizer, Precision, Zero
+from sim.scenario.parallel import Zero
+from sim.scenario.setup import Optimizer, Precision
 
 ALIGNMENT = 2
 """Elements per rank to which the flat parameter is padded (nccl_start_alignment_factor)."""

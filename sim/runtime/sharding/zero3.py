@@ -27,7 +27,8 @@ from sim.runtime.sharding.zero_host import NORM_PART, HostStep, leave_in_fp32, n
 from sim.runtime.sharding.zero_step import PartitionStep
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
-from sim.scenario.setup import Optimizer, Precision, Zero
+from sim.scenario.parallel import Zero
+from sim.scenario.setup import Optimizer, Precision
 
 MOST_REDUCTIONS = 2
 """Reductions that may be unfinished before the host waits for the oldest (max_param_reduce_events)."""

@@ -17,7 +17,7 @@ from sim.runtime.scratch import ceil_div
 from sim.runtime.sharding.zero_drive import PartDrive
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Storage, Tensor
-from sim.scenario.setup import Zero
+from sim.scenario.parallel import Zero
 
 MOST_FETCHES = 2
 """Gathers that may be unfinished before the host waits for the oldest (max_ongoing_fetch_events)."""

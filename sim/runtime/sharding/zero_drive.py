@@ -14,7 +14,7 @@ from sim.program.kernels import ITEM_BYTES, HostCopy
 from sim.program.program import NVME_READ, NVME_WRITE
 from sim.runtime.host_memory import HostMemory
 from sim.runtime.tape import Tape
-from sim.scenario.setup import Zero
+from sim.scenario.parallel import Zero
 
 SMALLEST_BYTES = 1 << 20
 """Smaller gradients stay in main memory (MIN_SWAPPABLE_BYTES)."""

@@ -16,7 +16,8 @@ from sim.runtime.sharding.zero_drive import OptimizerDrive
 from sim.runtime.sharding.zero_step import NORM_BYTES
 from sim.runtime.tape import Tape
 from sim.runtime.tensor import Tensor
-from sim.scenario.setup import Optimizer, Zero
+from sim.scenario.parallel import Zero
+from sim.scenario.setup import Optimizer
 
 FP32 = ITEM_BYTES["fp32"]
 NORM_PART = 250_000_000
