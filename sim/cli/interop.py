@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sim.cli.errors import answers_errors, stop
+from sim.cli.only import chosen
 
 PARTLY = 4
 """Exit code: a scenario is there, but it does not say everything that has an effect."""
@@ -96,7 +97,6 @@ def export_config(
     """
     with answers_errors():
         from sim.api import load
-        from sim.cli.verbs import chosen
         from sim.interop import export_megatron
 
         if tool != "megatron":

@@ -17,11 +17,11 @@ from sim.cli.diff import diff
 from sim.cli.errors import MISTAKE, NONE_FITS, SOME_FITS, WRONG_INPUT, answers_errors, stop, to_nowhere
 from sim.cli.explain import explain
 from sim.cli.interop import export_config, import_config
+from sim.cli.only import chosen
 from sim.cli.report import report
 
 if TYPE_CHECKING:
     from sim.report.summary import RunSummary
-    from sim.scenario.setup import Setup
 
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Strategies played at a time (default: processors).")]
 
@@ -277,18 +277,6 @@ def profiles(
     with answers_errors():
         table = profile_table(profile_rows()) if name is None else figure_table(figure_rows(profile_named(name), only))
         make_console().print(table)
-
-
-def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:
-    """The strategies of those names, in the scenario's order; all where no name is given."""
-    known = [setup.name for setup in setups]
-    for name in names:
-        if name not in known:
-            from sim.scenario.problems import nearest_name
-
-            near = nearest_name(name, known)
-            stop(f"--only {name}: one of {', '.join(known)}{f' (did you mean {near}?)' if near else ''}")
-    return [setup for setup in setups if not names or setup.name in names]
 
 
 def exit_code(fits: list[bool], strict: bool) -> int:
