@@ -20,6 +20,11 @@ def _shares_tokens(facts: Facts) -> bool:
     return has_experts(facts) or software_of(facts).sequence_parallel
 
 
+def _in_megatrons_loop(facts: Facts) -> bool:
+    """Alone or with replicas, under main parameters in fp32."""
+    return facts.dp == 1 or shares_gradients(facts, REPLICATED)
+
+
 PARALLEL = (
     Feature(
         name="expert parallelism",
@@ -99,6 +104,12 @@ PARALLEL = (
         path="parallel.data.gradient_accumulation_fusion",
         needed=lambda f: bool(arguments(f).get("no-gradient-accumulation-fusion")) and shares_gradients(f, REPLICATED),
         value=lambda f: False,
+    ),
+    Feature(
+        name="gradients of both sizes",
+        path="parallel.data.keep_gradients",
+        needed=lambda f: software_of(f).bf16_optimizer and not f.says("precision", "fp16") and _in_megatrons_loop(f),
+        value=lambda f: True,
     ),
     Feature(
         name="weights stored in 8 bit",

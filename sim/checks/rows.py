@@ -104,8 +104,6 @@ def plan_of(facts: Facts) -> Plan:
     made = as_of(software.megatron, _merged(document, sections(facts)))
     if made["model"]["implementation"] == "torchtitan" and made["parallel"].get("tensor"):
         made["parallel"]["tensor"]["sequence_parallel"] = True  # as its plan has it
-    if software.bf16_optimizer and made["precision"]["compute"] == "bf16" and "data" in made["parallel"]:
-        made["parallel"]["data"] |= {"keep_gradients": True}
     return Plan(facts, software, made, tuple(assumptions))
 
 
