@@ -10,14 +10,13 @@ from sim.scenario.document import Document
 from sim.scenario.offload import OffloadSection
 from sim.scenario.parallel import SPLITS_BACKWARD
 from sim.scenario.precision_section import PrecisionSection
-from sim.scenario.schema import FsdpSection, ParallelSection
+from sim.scenario.schema import ParallelSection
 from sim.scenario.setup import Compile
 
 FLASH_FROM = (8, 0)
 """Compute capability from which flash attention runs."""
 COMPILED = (("llama", "torchtitan"), ("llama", "transformers"), ("gpt", "nanogpt"), ("gpt", "transformers"))
 """Families and implementations whose blocks' operators the tracer knows."""
-EAGER_FLOAT8 = (("llama", "torchtitan"), ("llama", "transformers"))
 NOT_COMPILED = ("segment", "sequential", "nested", "boundaries", "inside", "discard", "reentrant", "keep_micro_batches")
 """Settings of checkpoint that are modelled in eager mode only."""
 
@@ -87,59 +86,6 @@ def check_asynchronous(document: Document, parallel: ParallelSection, compiled: 
     tensor = parallel.tensor
     if tensor is not None and tensor.asynchronous and not compiled:
         document.problem(("parallel", "tensor", "asynchronous"), "is Inductor's work: add compile: {}")
-
-
-def check_float8(
-    document: Document, precision: PrecisionSection, compiled: bool, cluster: Cluster | None, fsdp: FsdpSection | None
-) -> None:
-    """Casts need fusing and tensor cores need 8 bit; gathering in 8 bit needs one scale per tensor."""
-    path = ("precision", "float8")
-    if precision.float8 is not None and cluster is not None and "fp8" not in dict(cluster.gpu.peaks):
-        document.problem(path, f"{cluster.gpu.title} has no 8-bit matrix units")
-    if fsdp is None or not fsdp.float8_all_gather:
-        return
-    if precision.float8 is not None and not compiled:
-        document.problem(("parallel", "fsdp", "float8_all_gather"), "is modelled in compiled blocks: add compile: {}")
-    gather = ("parallel", "fsdp", "float8_all_gather")
-    if precision.float8 != "tensorwise" and precision.fp8 is None:
-        document.problem(gather, "gathers matrices with one scale each: needs precision.float8: tensorwise")
-    if fsdp.cpu_offload or (type(fsdp.reshard_after_forward) is int):
-        what = "cpu_offload" if fsdp.cpu_offload else "reshard_after_forward to fewer ranks"
-        document.problem(gather, f"is not modelled with {what}", show=False)
-
-
-def check_eager_float8(
-    document: Document,
-    precision: PrecisionSection,
-    model: ModelConfig | ChainConfig,
-    checkpoint: CheckpointSection | None,
-    parallel: ParallelSection,
-    tokens: int,
-) -> None:
-    """Without compile each cast is kernels of its own (sim.runtime.ops.float8), with a scale per tensor."""
-    path = ("precision", "float8")
-    if precision.float8 == "rowwise":
-        document.problem(path, "is modelled in compiled blocks only: add compile: {}, or use tensorwise")
-    if isinstance(model, ChainConfig) or (model.family, model.implementation) not in EAGER_FLOAT8:
-        document.problem(path, "is torchao's, in eager mode for Llama-like models of torchtitan and transformers")
-        return
-    for name, what in (("lora", "adapters"), ("experts", "experts")):
-        if getattr(model, name) is not None:
-            document.problem(path, f"is not modelled with {what} ({'model.' + name})", show=False)
-    for other in ("tensor", "context", "pipeline"):
-        if getattr(parallel, other) is not None:
-            document.problem(
-                path, f"is modelled in compiled blocks with parallel.{other}: add compile: {{}}", show=False
-            )
-    regions = (
-        () if checkpoint is None else (checkpoint, *(choice for choice in checkpoint.layers if choice is not None))
-    )
-    if any(region.save for region in regions):
-        document.problem(
-            ("checkpoint", "save"), "is modelled with precision.float8 in compiled blocks: add compile: {}"
-        )
-    if tokens % 16:
-        document.problem(path, f"8-bit products need multiples of 16 tokens, not {tokens}", show=False)
 
 
 def resolve_compile(section: CompileSection | None) -> Compile | None:

@@ -11,7 +11,7 @@ from sim.model.shard.tensor import TensorParallel
 from sim.scenario.checkpoint_section import CheckpointSection, RegionSection
 from sim.scenario.checkpointing import check_checkpoint
 from sim.scenario.compile_section import CompileSection
-from sim.scenario.compiling import check_asynchronous, check_compile, check_eager_float8, check_float8, resolve_compile
+from sim.scenario.compiling import check_asynchronous, check_compile, resolve_compile
 from sim.scenario.consistency import (
     check_allocator,
     check_batch,
@@ -29,6 +29,7 @@ from sim.scenario.dump import dumped
 from sim.scenario.encoder_checks import check_stacks, check_weights, with_lengths
 from sim.scenario.experts import check_experts
 from sim.scenario.family_checks import check_families, check_zero_precision, resolve_zero
+from sim.scenario.float8 import check_eager_float8, check_float8
 from sim.scenario.fp8 import check_fp8_beside, check_fp8_checkpoint, with_fp8
 from sim.scenario.liger import check_liger
 from sim.scenario.lora import check_first_stage, check_trained, with_lora

@@ -110,6 +110,18 @@ def test_a_static_graph_sums_at_the_end_then_in_one_bucket_then_in_buckets() -> 
     assert (first, second, third) == ([used, model_bytes], [model_bytes], all_reduces())
 
 
+@pytest.mark.parametrize("preset", ["llama-tiny", "gpt-tiny"])
+def test_a_static_graph_clones_logits_that_no_gradient_reaches(preset: str) -> None:
+    """transformers' models return loss and logits; only the loss goes back. All that is trained is summed all the same."""
+    text = SCENARIO.replace("llama-small", f"{preset}, implementation: transformers")
+    static = load_text(text, "ddp", ["parallel.ddp.static_graph=true", "batch.accumulation=2"]).strategies[0]
+    programs = [record(s, 1) for s in (static, load_text(text, "ddp").strategies[0])]
+    static_bytes, plain_bytes = (
+        [c.bytes for c in program.collectives if c.kind == "all_reduce" and c.dtype == "fp32"] for program in programs
+    )
+    assert static_bytes and sum(plain_bytes) == static_bytes[0]
+
+
 def test_one_micro_batch_has_nothing_to_put_off() -> None:
     (warning,) = load_text(SCENARIO, "ddp", ("parallel.ddp.gradient_sync=last",)).warnings
     assert "has no effect: a step has one micro-batch" in warning

@@ -215,7 +215,8 @@ class DdpSink(Op):
         reducer: Reducer = node.attributes[0]
         if reducer.waits_for_end:
             tape.final_callbacks.append(reducer.sum_at_end)
-        return list(gradients)
+        unused = len(node.edges) - len(gradients)  # a model that computes its loss returns logits too
+        return [*gradients, *[None] * unused]
 
 
 class Sink:
