@@ -22,10 +22,8 @@ from sim.checks.network import family_of, likely_heads, model
 from sim.checks.recomputation import DISCARDED, PARTS, REGIONS, recomputed
 from sim.checks.sharding import parallel
 from sim.checks.software import Software, software_of
-from sim.checks.training import has_lora
 from sim.cost.profile import profile_for
 from sim.hardware.catalogue import Gpu, find_gpu
-from sim.model.catalogue import preset_shapes
 
 Sections = dict[str, Any]
 
@@ -70,12 +68,7 @@ def plan_of(facts: Facts) -> Plan:
     gpu = find_gpu(gpu_of(facts)[0])
     family = family_of(facts)
     assert family is not None
-    preset = preset_of(facts)
-    hidden = facts.hidden or (preset_shapes(preset)["hidden"] if preset else None)
-    shared = parallel(facts, software, hidden, assumptions)
-    untied = preset is not None and not preset_shapes(preset).get("tied_embeddings")
-    if "fsdp" in shared and software.units and untied and not has_lora(facts):
-        shared["fsdp"]["units"] = software.units
+    shared = parallel(facts, software, assumptions)
     document: Sections = {
         "model": model(facts, family, software, assumptions),
         "cluster": cluster(facts, gpu),

@@ -7,15 +7,18 @@ from math import gcd
 from typing import Any
 
 from sim.checks.data_parallel import REPLICATED, has_families
+from sim.checks.experts import preset_of
 from sim.checks.expressible import NotExpressible
 from sim.checks.facts import Facts
 from sim.checks.offload import states_on_host
 from sim.checks.software import Software
+from sim.checks.training import has_lora
+from sim.model.catalogue import preset_shapes
 
 KEEPS_GATHERED = r"shard_grad_op|zero-?2-like|hybrid_shard_zero2"
 
 
-def parallel(facts: Facts, software: Software, hidden: int | None, assumptions: list[str]) -> dict[str, Any]:
+def parallel(facts: Facts, software: Software, assumptions: list[str]) -> dict[str, Any]:
     """The section `parallel` of a row's data parallelism, as far as it is no feature (Megatron's is one).
 
     A family stands alone: beside tensor, pipeline or context parallelism, adapters or torch.compile, FSDP2 stands for it.
@@ -36,9 +39,7 @@ def parallel(facts: Facts, software: Software, hidden: int | None, assumptions: 
     zero = re.search(r"^zero-?([123])(?!-like)", label)
     if alone and zero:
         return {
-            "zero": {"degree": dp, "stage": int(zero[1])}
-            | _sizes(int(zero[1]), software, hidden, assumptions)
-            | on_host
+            "zero": {"degree": dp, "stage": int(zero[1])} | _sizes(int(zero[1]), facts, software, assumptions) | on_host
         }
     if re.search(REPLICATED, label):
         return {"ddp": {"degree": dp}} if alone else {}
@@ -52,11 +53,21 @@ def parallel(facts: Facts, software: Software, hidden: int | None, assumptions: 
         return {"fsdp1": sharded | ({"strategy": "shard_grad_op"} if keeps else {})}
     if not re.search(r"fsdp-?2", label):
         assumptions.append(f"{'ZeRO-3' if 'zero' in label and 'fsdp' not in label else 'FSDP1'} played as FSDP2")
-    return {"fsdp": sharded | ({"reshard_after_forward": False} if keeps else {}) | on_host}
+    resharding = {"reshard_after_forward": False} if keeps else {}
+    return {"fsdp": sharded | resharding | on_host | _units(facts, software)}
 
 
-def _sizes(stage: int, software: Software, hidden: int | None, assumptions: list[str]) -> dict[str, int]:
+def _units(facts: Facts, software: Software) -> dict[str, str]:
+    """What the software wraps where the head is a matrix of its own."""
+    preset = preset_of(facts)
+    untied = preset is not None and not preset_shapes(preset).get("tied_embeddings")
+    return {"units": software.units} if software.units and untied and not has_lora(facts) else {}
+
+
+def _sizes(stage: int, facts: Facts, software: Software, assumptions: list[str]) -> dict[str, int]:
     """Sizes that transformers fills in for "auto"."""
+    preset = preset_of(facts)
+    hidden = facts.hidden or (preset_shapes(preset)["hidden"] if preset else None)
     if not software.sizes_zero or hidden is None:
         return {}
     assumptions.append("ZeRO's sizes as transformers makes them of auto")
