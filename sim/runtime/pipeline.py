@@ -180,6 +180,13 @@ class PipelineRank:
         if (fold := self.fold) is not None:
             oldest, before, begin, end = (passed[at] for at in (fold.oldest, fold.before, fold.begin, fold.end))
             self.folded.append(Folded(len(self.folded), oldest, before, begin, end, fold.times, fold.shift))
+            self._name_unused_buffers()
+
+    def _name_unused_buffers(self) -> None:
+        """Those of micro-batches that are left out belong to what the first one's came to belong to (checkpoints)."""
+        for action, buffer in self._buffers.items():
+            if action.micro_batch >= self.micro_batches:
+                buffer.storage.belongs_to(self._buffers[action._replace(micro_batch=0)].storage.owner)
 
     # -- computing ---------------------------------------------------------------------------------------------
     def _compute(self, action: Action) -> None:
