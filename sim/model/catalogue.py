@@ -181,10 +181,15 @@ def check_shapes(values: Fields) -> list[Fault]:
 def check_choices(values: Fields, family: Family, code: Implementation) -> list[Fault]:
     """Choices that the imitated code does not have."""
     return [
-        Fault(field, values[field], f"not in {code}'s {family};", tuple(str(value) for value in allowed))
+        Fault(field, values[field], f"not in {code}'s {family};", tuple(map(_written, allowed)))
         for field, allowed in CHOICES[family, code].items()
         if field in values and values[field] not in allowed
     ]
+
+
+def _written(value: object) -> str:
+    """As a scenario has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def overridable_fields() -> tuple[str, ...]:

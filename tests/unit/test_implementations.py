@@ -23,6 +23,7 @@ ONE_GPU = "cluster: {gpu: h100, gpus_per_node: 1}\nbatch: {micro_batch: 1, seq_l
         ("llama-tiny", "torchtitan", {"attention": "unfused"}, ("sdpa", "math")),
         ("llama-tiny", "transformers", {"rope": "complex"}, ("half",)),
         ("llama-tiny", "transformers", {"dropout": 0.1}, ("0.0",)),
+        ("llama-tiny", "transformers", {"fp8_swiglu_input": True}, ("false",)),
         ("llama-tiny", "megatron", {"rope": "complex"}, ("fused",)),
         ("llama-tiny", "megatron", {"attention": "math"}, ("sdpa",)),
         ("gpt-tiny", "nanogpt", {"activation": "gelu_new"}, ("gelu", "gelu_tanh")),
