@@ -52,6 +52,8 @@ class Software:
     """In bf16 DeepSpeed's BF16_Optimizer runs, which keeps gradients of both sizes."""
     swiglu_fusion: bool | None = None
     """Megatron's gated MLP is one kernel, if not as in the imitated code."""
+    p2p_sync: bool = True
+    """Where it imitates Megatron: the host waits for what stages exchange."""
     megatron: MegatronAge = "core"
     """Where it imitates Megatron: of which age (`megatron_age`)."""
     reentrant: bool = False
@@ -224,6 +226,7 @@ KNOWN = (
         name="BigScience's Megatron-DeepSpeed",
         pattern="bigscience",
         megatron="2021",
+        p2p_sync=False,  # DeepSpeed's pipeline engine: p2p.send and p2p.recv, in the order of streams
     ),
     replace(  # VIA-Research/vTrain, src/config.py, src/model and src/predictor.py
         MEGATRON_DEEPSPEED,

@@ -14,7 +14,8 @@ def pipeline_of(facts: Facts) -> dict[str, Any]:
     """Fields of parallel.pipeline."""
     chunks = _chunks(facts)
     virtual = {"virtual": chunks} if chunks > 1 else {}
-    return {"degree": facts.pp, "schedule": _schedule(facts), **virtual, **_placement(facts)}
+    sync = {} if software_of(facts).p2p_sync else {"p2p_sync": False}
+    return {"degree": facts.pp, "schedule": _schedule(facts), **virtual, **_placement(facts), **sync}
 
 
 def _schedule(facts: Facts) -> str:

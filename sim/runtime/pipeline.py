@@ -5,7 +5,7 @@ its backward. Every transfer has its own event; a stage's compute waits for what
 sends. A sent tensor is let go when the next one goes the same way (1F1B waits for it then; the others at the end).
 Where transfers overlap nothing (Megatron's 1F1B, and its interleaved schedule of 2022), the host waits for all that was
 sent and received before it goes on (torch.cuda.synchronize in megatron/p2p_communication.py; batch_p2p_sync today), so
-that every pass of a stage begins with an empty queue.
+that every pass of a stage begins with an empty queue. DeepSpeed's engine leaves that to the streams.
 """
 
 from __future__ import annotations
@@ -202,8 +202,15 @@ class PipelineRank:
 
     def _wait_for_sent(self) -> None:
         for event in self._blocking:
-            self.tape.recorder.sync(event)
+            self._wait(event)
         self._blocking.clear()
+
+    def _wait(self, event: int) -> None:
+        """Compute waits for a transfer; where nothing overlaps, so does the host."""
+        if self.pipeline.overlap_p2p or not self.pipeline.p2p_sync:
+            self.tape.recorder.wait(COMPUTE, event)
+        else:
+            self.tape.recorder.sync(event)
 
     def _forward(self, action: Action) -> None:
         stage = self.stages[action.stage]
@@ -295,10 +302,7 @@ class PipelineRank:
         if made in self._made:
             return self._made.pop(made)
         arrived = self._arrived.pop(made)
-        if self.pipeline.overlap_p2p:
-            self.tape.recorder.wait(COMPUTE, arrived)
-        else:
-            self.tape.recorder.sync(arrived)
+        self._wait(arrived)
         if self.wire.shares > 1:
             return self._gathered(made)
         return self._buffers[made] if self.wire.kept else self._buffers.pop(made)

@@ -53,6 +53,8 @@ class Pipeline:
     placement: tuple[int, ...]
     overlap_p2p: bool = True
     """Compute goes on beside what is sent; else it waits for it (Megatron's 1F1B)."""
+    p2p_sync: bool = True
+    """Where compute waits for transfers the host does too."""
     scatter_gather: bool = False
     """Tensor-parallel ranks send a part each of what all of them have, and gather it on arrival."""
 

@@ -46,6 +46,7 @@ def resolve_pipeline(
     return Pipeline(
         degree=section.degree, schedule=schedule, chunks=chunks, placement=placement,
         overlap_p2p=not waits if section.overlap_p2p is None else section.overlap_p2p,
+        p2p_sync=section.p2p_sync is not False,
         scatter_gather=section.scatter_gather and tensor is not None and tensor.degree > 1,
     )  # fmt: skip
 
@@ -58,15 +59,18 @@ def _check_transfers(
     document: Document, section: PipelineSection, model: AnyModel, tensor: TensorSection | None
 ) -> None:
     """Megatron's ways to send, where they exist and make a difference."""
-    overlap, scatter = (*PATH, "overlap_p2p"), (*PATH, "scatter_gather")
+    overlap, sync, scatter = ((*PATH, name) for name in ("overlap_p2p", "p2p_sync", "scatter_gather"))
     if not _is_megatron(model):
-        for path, given in ((overlap, section.overlap_p2p is not None), (scatter, section.scatter_gather)):
+        asked = (section.overlap_p2p is not None, section.p2p_sync is not None, section.scatter_gather)
+        for path, given in zip((overlap, sync, scatter), asked):
             if given:
                 document.problem(path, "only implementation megatron is written for it", show=False)
         return
     if section.overlap_p2p is not None and section.schedule != "interleaved":
         does = "always waits for" if section.schedule == "1f1b" else "never waits for"
         document.problem(overlap, f"is a choice of interleaved: {section.schedule} {does} what it sends", show=False)
+    if section.p2p_sync is not None and section.schedule != "1f1b" and section.overlap_p2p is not False:
+        document.warning(sync, "has no effect: compute goes on beside transfers")
     if section.scatter_gather and (tensor is None or tensor.degree == 1):
         document.warning(scatter, "has no effect without tensor parallelism")
     elif section.scatter_gather and tensor is not None and tensor.sequence_parallel:

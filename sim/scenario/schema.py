@@ -237,6 +237,9 @@ class PipelineSection(Section):
     overlap_p2p: bool | None = None
     """megatron, interleaved: compute goes on beside what is sent (overlap-p2p-communication; since 2023). Default: true.
     Megatron's 1F1B always waits, the other schedules never do."""
+    p2p_sync: bool | None = None
+    """megatron, where compute waits for transfers: the host waits for them too (batch_p2p_sync). false: streams alone, as
+    DeepSpeed's pipeline. Default: true."""
     scatter_gather: bool = False
     """megatron, tensor parallel without sequence parallelism: each rank sends its share of the hidden states, which all
     have, and gathers what arrives (Megatron until 2022, DeepSpeed's pipeline). Default: false."""

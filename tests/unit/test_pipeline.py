@@ -330,3 +330,15 @@ def test_phases_of_moves_are_those_of_what_moves() -> None:
             assert program.where(int(program.row_where[row]))[0] is (
                 Phase.BACKWARD if transfer.backward else Phase.FORWARD
             )
+
+
+def test_the_host_waits_for_transfers_only_where_megatron_does() -> None:
+    """batch_p2p_sync: a wait for every transfer of 1F1B; streams alone for DeepSpeed's engine, for the same transfers."""
+    kinds = []
+    for sync in ("true", "false"):
+        setup = setup_of(f"schedule: 1f1b, p2p_sync: {sync}", "megatron")
+        kinds.append(Counter(record(setup, 1, rank=1).row_kind.tolist()))
+    synced, streamed = kinds
+    moved = synced[Row.SEND] + synced[Row.RECEIVE]
+    assert moved == streamed[Row.SEND] + streamed[Row.RECEIVE] == 4 * 8
+    assert synced[Row.SYNC] - streamed[Row.SYNC] == streamed[Row.WAIT] - synced[Row.WAIT] == moved

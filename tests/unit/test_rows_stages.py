@@ -42,3 +42,9 @@ def test_schedules_by_the_notes(
     monkeypatch.setattr(features, "expressible", lambda path: True)
     section = document(pp="2", dp="4", **changes)["parallel"]["pipeline"]
     assert (section["schedule"], section.get("virtual")) == (schedule, virtual)
+
+
+def test_deepspeeds_engine_lets_the_host_run_ahead_of_what_stages_exchange() -> None:
+    shape = {"layers": "4", "pp": "2", "dp": "4", "mlp_type": "gelu", "fsdp_or_zero": "zero1"}
+    assert document(source="BigScience", **shape)["parallel"]["pipeline"]["p2p_sync"] is False
+    assert "p2p_sync" not in document(source="Megatron-LM", **shape)["parallel"]["pipeline"]
