@@ -40,7 +40,9 @@ def check_optimizer(
         document.problem((*path, "fp32_gradients"), "are those of fp32 parameters: needs master_weights: true")
     elif optimizer.fp32_gradients and (fsdp is not None or optimizer.in_backward):
         other = "in_backward" if fsdp is None else "parallel.fsdp"
-        document.problem((*path, "fp32_gradients"), f"is modelled on one GPU, with a step after backward, not with {other}")
+        document.problem(
+            (*path, "fp32_gradients"), f"is modelled on one GPU, with a step after backward, not with {other}"
+        )
     _check_host_step(document, optimizer, batch, parallel)
     if not optimizer.in_backward:
         return

@@ -14,8 +14,11 @@ from ruamel.yaml import YAML
 from tests.exact.allocator_recordings import find
 from tests.exact.compare import Comparison, compare_file
 
+MADE_WHOLE = "sharded_adapters"
+"""Recordings of models that were whole on the GPU before they were split: all addresses are others' (test_recorded_adapters
+compares their bytes)."""
 _RECORDINGS = find()
-FOUND = [*_RECORDINGS["step"], *_RECORDINGS["last_step"]]
+FOUND = [(n, path) for n, path in (*_RECORDINGS["step"], *_RECORDINGS["last_step"]) if path.parent.name != MADE_WHOLE]
 KNOWN: dict[str, Any] = YAML(typ="safe").load(Path(__file__).parent / "known_differences.yaml")
 done: list[Comparison] = []
 
