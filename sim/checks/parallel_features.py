@@ -79,7 +79,6 @@ PARALLEL = (
         path="parallel.data",
         needed=lambda f: f.dp == 1 and software_of(f).gpt == "megatron",
         value=lambda f: {"degree": 1},
-        without="fp32 main parameters and gradients are not simulated",
     ),
     Feature(
         name="ZeRO-1 or a distributed optimizer",

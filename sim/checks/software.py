@@ -275,7 +275,9 @@ KNOWN = (
         MEGATRON,
         name="SimuMax's Megatron",
         pattern="simumax",
-        gemm_efficiency={"b200-sxm-180gb": 0.51},  # its own table of products, in the profile's form
+        gemm_efficiency={
+            "b200-sxm-180gb": 0.51
+        },  # fitted to its table of products, not to its steps: see the profile's source
     ),
     MEGATRON,
     Software(

@@ -197,11 +197,8 @@ def test_data_parallelism_and_offload_of_activations_have_their_sections(monkeyp
     assert kwai["checkpoint"] == {"every": 1, "discard": ["norm", "activation"]}
 
 
-def test_megatron_without_its_main_parameters_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_on_one_gpu_has_main_parameters_in_fp32() -> None:
     changes = {"source": "Megatron-LM", "mlp_type": "gelu", "num_gpus": "1", "dp": "1", "fsdp_or_zero": "none"}
-    monkeypatch.setattr(features, "expressible", lambda path: path != "parallel.data")
-    assert "main parameters and gradients are not simulated" in assumed(**changes)
-    monkeypatch.setattr(features, "expressible", lambda path: True)
     assert document(**changes)["parallel"] == {"data": {"degree": 1}}
 
 
